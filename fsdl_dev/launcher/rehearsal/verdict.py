@@ -19,6 +19,7 @@ from ...core.text import say_some
 from ...core.units import say_seconds
 from .stage import Life
 from ...worker.failures import Failure, explain_failure
+from ...worker.rehearsal.loops import LOOP
 from ...worker.traceback import Place
 
 # %% ../../../nbs/launcher/rehearsal/01_verdict.ipynb #aa77469d
@@ -97,7 +98,7 @@ def checks_of(
         for one in _once(entries, "warn")
     ]
     checks += _metric_checks(entries, around.best)
-    if last.status != 0:
+    if last.status != 0 and not (last.status is None and last.has("end")):  # else its end took too long
         checks.append(_failed(last, lives, project, around))
     checks.append(Check(NAME, "pass", _gone_through(lives)))
     if left := _left_out(lives, job, around):
@@ -188,7 +189,8 @@ def _left_out(lives: Sequence[Life], job: Job, around: Circumstances) -> list[st
     entries, left, asked = [entry for life in lives for entry in life.entries], [], job.resources
     ended = lives[-1].has("end")
     frameworks = {one.text for one in entries if one.kind == "framework"}
-    if ended and not frameworks and not any(one.kind == "epoch" for one in entries):
+    loops = any(one.kind == "epoch" or one.text == LOOP for one in entries)
+    if ended and not frameworks and not loops:
         left.append(
             "a training in short, since no Trainer and no loop over epochs was seen: the job ran as it is"
         )
