@@ -281,7 +281,7 @@ PLANTED = (
     plain("best weights under another name", "best.pt", AFTER='net.load_state_dict(torch.load("best.pt"))'),
     plain("option that was renamed", "Namespace", AFTER="print(args.learning_rate)"),
     plain("branch of a rising loss", "", found=False, EPOCH="if len(history) > 3 and history[-1] < history[-3]:\n    optimizer.rewind()"),
-    hugging("metrics of an evaluation", "KeyError", METRICS='return {"accuracy": told["accuracy"]}'),
+    hugging("metrics of an evaluation", "not supported between", METRICS='return {"accuracy": told["accuracy"]}'),
     hugging("best model's metric", "f1", ARGUMENTS='load_best_model_at_end=True, metric_for_best_model="f1",'),
     hugging("callback at the end", "AttributeError", CALLBACK="def on_train_end(self, args, state, control, **given):\n    state.best_accuracy"),
 )  # fmt: skip

@@ -73,7 +73,7 @@ def test_a_refused_launch_leaves_no_run_and_a_good_one_goes_on(project):
     run = fsdl_dev.launch("train.py", rehearse=True, say=told.append, wait=True)
     assert run.state == "succeeded" and "2 epochs" in "".join(told)
     assert any(check.name == "rehearsal" for check in run.job.launch.checks)
-    assert not list((run.store / "rehearsals").glob("*-*")), "a rehearsal that passed leaves nothing"
+    assert len(list((run.store / "rehearsals").glob("*-*"))) == 1, "the one that failed is kept to be read"
 
 
 def test_the_files_of_the_project_stay_as_they_are(project):
