@@ -42,6 +42,8 @@ GUIDES = {
         "tutorials/why_it_waits",
         "tutorials/rehearse_and_debug",
         "tutorials/find_runs",
+        "tutorials/editors",
+        "tutorials/notebooks_in_git",
         "tutorials/repeat_a_run",
         "tutorials/promote",
         "tutorials/platform_owner",

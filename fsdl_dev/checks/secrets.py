@@ -253,7 +253,9 @@ def _finding(project: Project, path: str, hit: list) -> Check:
         mark = 'put the line `"_": "pragma: allowlist nextline secret",` above it'
     fix = "take it out, read it from the environment (os.environ), and have a new one issued"
     fix += f"; if it is none, {mark}"
-    where, what = f"{path}, line {line}", f"the notebook's {place}" if place else "this file"
+    file = Where(str(path))
+    file.path = project.root / path
+    where, what = file.at_line(line), f"the notebook's {place}" if place else "this file"
     if place == "saved widgets":
         fix = "clear all outputs of the notebook and save it"
     elif index >= 0:
@@ -264,6 +266,7 @@ def _finding(project: Project, path: str, hit: list) -> Check:
         except (FsdlError, IndexError):
             where = Where(f"{path}, cell {index + 1}")
         where = where.at(f"line {line} of its {place}")
+        where.line = line if place == "source" else 0
         if place != "source":
             fix = "clear this cell's output and save the notebook"
             fix += "; if it is no secret, put `# pragma: allowlist secret` into the cell"

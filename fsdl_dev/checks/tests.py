@@ -305,7 +305,7 @@ def _test_check(project: Project, name: str, outcome: Outcome, seconds: float) -
         where, line, text = Where(f"{name}, cell {outcome['index'] + 1}"), None, ""
     message = re.sub(r"\s*\(<ipython-input.*", "", outcome["message"].split("\n")[0])
     told = f"{outcome['error']}{': ' + message if message else ''}" + (f"   in   {text}" if text else "")
-    where = where.at(f"line {line}") if line else where
+    where = where.at_line(line) if line else where
     fix = "fix the cell (or its test), run it and save the notebook; --no-test launches without"
     return Check("tests", "fail", f"A test fails: {told}", where, fix, seconds)
 

@@ -54,6 +54,7 @@ COMMANDS = (
     "export",
     "mirror",
     "init",
+    "git-setup",
     "doctor",
     "targets",
     "completion",
