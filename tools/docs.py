@@ -15,6 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import yaml
+from llms import llms_text
 from reference import PAGES, write_reference
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,6 +30,7 @@ GUIDES = {
         "tutorials/one_gpu_to_many",
         "tutorials/cutting_the_model",
         "tutorials/a_sweep",
+        "tutorials/let_an_agent_drive",
     ),
     "How to": (
         "tutorials/targets",
@@ -52,6 +54,7 @@ GUIDES = {
         "tutorials/capacity_and_waste",
         "tutorials/trackers",
         "tutorials/your_own_queue",
+        "tutorials/agent_clients",
     ),
     "Explanation": (
         "tutorials/what_is_shipped",
@@ -67,6 +70,7 @@ GUIDES = {
 REFERENCE = {
     "notebook": "In the notebook",
     "cli": "Command line",
+    "agent": "Agents",
     "cards": "Cards",
     "share": "Sharing runs",
     "sweep": "Sweeps",
@@ -232,6 +236,7 @@ def main() -> int:
         print(f"docs: {build(proc, site)} pages")
     for schema in (proc / "reference").glob("*.schema.json"):  # no renderer takes them along by itself
         shutil.copy(schema, site / "reference")
+    (site / "llms.txt").write_text(llms_text(NOTEBOOKS, guide_sections()), encoding="utf-8")
     print(f"docs: open {site / 'index.html'}")
     return 0
 

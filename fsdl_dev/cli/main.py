@@ -22,6 +22,7 @@ import click
 import fsdl_dev
 from ..agreement.export import read_notebooks
 from ..checks.problems import WATCHING, round_lines, watched_files
+from .agents.door import help_command, mcp, skill
 from .clean import cancel, gc, rm
 from .debugging.profile import profile_run
 from .debugging.shell import open_shell
@@ -515,7 +516,17 @@ main.add_command(git_setup)
 main.add_command(cancel)
 main.add_command(rm)
 main.add_command(gc)
-for _command in (compare_runs, diff_runs, lineage_line, reproduce_run, package_run, *SHARE):
+for _command in (
+    compare_runs,
+    diff_runs,
+    lineage_line,
+    reproduce_run,
+    package_run,
+    *SHARE,
+    help_command,
+    skill,
+    mcp,
+):
     main.add_command(_command)
 
 # %% ../../nbs/cli/08_main.ipynb #c0391e71

@@ -25,7 +25,7 @@ from ..engines.transport.shell import LocalShell, Shell
 from ..records.run import Run, refuse_sweep
 from .reproduce import make_environment
 from ..snapshot.environment import environment_lock
-from ..worker.job import shell as program
+from ..worker.programs import shell as program
 
 # %% ../../nbs/share/05_shell.ipynb #d5503ec6
 @dataclass(frozen=True)
