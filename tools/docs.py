@@ -43,6 +43,7 @@ GUIDES = {
         "tutorials/environments",
         "tutorials/long_runs",
         "tutorials/why_it_waits",
+        "tutorials/rehearse_and_debug",
         "tutorials/find_runs",
         "tutorials/editors",
         "tutorials/notebooks_in_git",

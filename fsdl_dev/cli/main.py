@@ -24,6 +24,8 @@ from ..agreement.export import read_notebooks
 from ..checks.problems import WATCHING, round_lines, watched_files
 from .agents.door import help_command, mcp, skill
 from .clean import cancel, gc, rm
+from .debugging.profile import profile_run
+from .debugging.shell import open_shell
 from .frame import Commands, after_each_save, tell, watched
 from .git.setup import git_setup
 from fsdl_dev.cli.options import (
@@ -481,6 +483,8 @@ main.add_command(policy_rules)
 main.add_command(capacity)
 main.add_command(costs)
 main.add_command(budgets)
+main.add_command(profile_run)
+main.add_command(open_shell)
 
 # %% ../../nbs/cli/08_main.ipynb #d1b5a6b3
 @main.command()

@@ -37,6 +37,8 @@ COMMANDS = (
     "fetch",
     "rm",
     "gc",
+    "shell",
+    "profile",
     "compare",
     "diff",
     "lineage",
