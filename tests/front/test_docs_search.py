@@ -44,14 +44,23 @@ def address(tmp_path_factory):
     ("words", "expected"),
     [
         # a title, a guide's heading, a guide's text, the reference, and last an internal page that only mentions it
-        ("trainer", ["train/trainer", "tutorials/module#which-trainer", "explanation/words", "reference/commands", "checks/typos"]),
+        (
+            "trainer",
+            [
+                "train/trainer",
+                "tutorials/module#which-trainer",
+                "explanation/words",
+                "reference/commands",
+                "checks/typos",
+            ],
+        ),
         ("vscode", ["tutorials/editors"]),
         ("finetune", []),
         ("fine-tune", ["explanation/words"]),
         ("digests", ["checks/typos"]),
         ("no such thing", []),
     ],
-)  # fmt: skip
+)
 def test_what_a_reader_looks_for_comes_first(address, browser_page, words, expected):
     assert browser_page.goto(f"{address}/explanation/words.html").ok
     browser_page.get_by_label("Search").fill(words)
