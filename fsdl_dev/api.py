@@ -81,11 +81,17 @@ def _prepared(
     cell: str | None,
     args: Iterable[str] | str,
     given: Mapping[str, Any],
+    fixed: Callable[[str], None] | None = None,  # as `prepare` takes it
 ) -> Prepared:
     "What a caller asked for, as a job."
     words = shlex.split(args) if isinstance(args, str) else args
     start_folder = None if folder is None else Path(folder)
-    return prepare(what, LaunchRequest(**given), folder=start_folder, cell=cell, args=tuple(words))
+    asked = LaunchRequest(**given)
+    return prepare(what, asked, folder=start_folder, cell=cell, args=tuple(words), fixed=fixed)
+
+
+def _silent(_text: str) -> None:
+    "Say nothing."
 
 
 @takes(LaunchRequest)
@@ -97,6 +103,7 @@ def launch(
     args: Iterable[str] | str = (),  # a script's own arguments, or a text of them
     cell: str | None = None,  # a launch cell of the notebook, by title or number
     no_test: bool = False,  # skip the changed notebooks' tests; recorded
+    fix: bool = False,  # first write what a refusal asks for into the notebooks' files, where a program can
     dry_run: bool = False,  # check the code and show what the target would get; submit nothing
     wait: bool = False,  # return when the run has ended
     folder: Path | str | None = None,  # where paths start; default: the current folder
@@ -105,7 +112,7 @@ def launch(
 ) -> Run | RunGroup | DryRun:  # with each: a group of runs; with dry_run: what would be submitted
     "Check, snapshot and submit. Returns at once with the run. Raises LaunchRefused with every failed check."
     with telling(say):
-        prepared = _prepared(what, folder, cell, args, request)
+        prepared = _prepared(what, folder, cell, args, request, fixed=(say or _silent) if fix else None)
         made = start(prepared, dry=dry_run, no_test=no_test, say=say)
     return made.wait() if wait and not isinstance(made, DryRun) else made
 

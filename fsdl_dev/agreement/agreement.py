@@ -21,6 +21,7 @@ from .clean_import import import_checks, probe_modules
 from .compare import RESTART, differing_values, launch_cell
 from .export import export_project, read_notebooks
 from .fingerprints import Fingerprints
+from .fixes.exports import Exports, export_fix, proposed_module
 from fsdl_dev.agreement.kernel import (
     Execution,
     KernelRecord,
@@ -40,7 +41,7 @@ from .rules.unbound import star_cell
 from .rules.volatile import volatile_checks
 from .rules.walk import judge_fingerprints, judge_values, one_line_per_cause
 from .two_imports import ask_clean_process
-from ..core.cells import Cell, Notebook, Where, check_syntax, module_of_file, parse_cell, read_notebook
+from ..core.cells import Cell, Notebook, Where, check_syntax, parse_cell, read_notebook
 from ..core.check import Check, refusal
 from ..core.errors import FsdlError
 from ..core.settings import Project, find_project, require_nbdev
@@ -157,8 +158,15 @@ def _loose_cell_check(view: View) -> list[Check]:
     if loose is None:
         return []
     text = "This cell is marked `#| export`, but the notebook names no module for it."
-    fix = f"add a first cell `#| default_exp {module_of_file(notebook.path)}`, and save"
-    return [refusal("export", text, view.where(loose), fix)]
+    named = proposed_module(view)
+    fix = f"add a first cell `#| default_exp {named}`, and save; or launch with --fix"
+    check = refusal("export", text, view.where(loose), fix, remedy=export_fix(view, Exports(())))
+    with_name = replace(view, notebook=replace(notebook, default_exp=named))
+    missing = compare.missing_in_job(with_name, None) if view.source else []
+    return [
+        check,
+        *compare.one_export(with_name, [one for one in missing if one.remedy and one.remedy.edited]),
+    ]
 
 
 def _outside_check(view: View) -> list[Check]:
@@ -337,8 +345,8 @@ def prepare_package(
         report = probe_modules(project, modules, folder or project.root)
         found = _package_checks(project, modules, report)
     text = f"{', '.join(modules)} imports in a clean process"
-    imported = Check("import", "pass", text, seconds=time.perf_counter() - began)
-    checks = found if any(check.failed for check in found) else [*exported, imported, *found]
+    imported = [Check("import", "pass", text, seconds=time.perf_counter() - began)] if modules else []
+    checks = found if any(check.failed for check in found) else [*exported, *imported, *found]
     names = frozenset(name for module in report.get("names", {}).values() for name in module)
     module, files = modules[0] if modules else None, _looked_at(project, report)
     return Agreement(project, None, None, module, names, checks, [], files)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['RESTART', 'settled_cells', 'unfit_cells', 'cell_checks', 'bare_names', 'asked_names', 'differing_values',
-           'foreign_settings', 'scratch_run', 'storing_run', 'run_that_changed', 'shadow_checks', 'missing_checks',
-           'launch_cell']
+           'foreign_settings', 'scratch_run', 'storing_run', 'run_that_changed', 'shadow_checks', 'one_export',
+           'missing_checks', 'missing_in_job', 'launch_cell']
 
 # %% ../../nbs/agreement/06_compare.ipynb #a20de3be
 import ast
@@ -13,6 +13,7 @@ import builtins
 import re
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
@@ -21,11 +22,12 @@ from typing import Any
 from .advice import export_advice
 from .export import locate_line, undefined_names
 from .fingerprints import Fingerprints, brief
+from .fixes.exports import export_fix, find_exports, say_exports
 from .kernel import KernelRecord, View, first_line
 from .library_settings import SETTINGS
 from .names import cell_names, free_names, replay
 from ..core.cells import Cell, Notebook, parse_cell, plain_text, read_directives, same_key
-from ..core.check import Check, refusal
+from ..core.check import Check, Fix, refusal
 from ..core.errors import did_you_mean, nearest
 
 # %% ../../nbs/agreement/06_compare.ipynb #4c85ea93
@@ -73,10 +75,10 @@ def _edited_check(view: View, index: int) -> Check:
     cell = view.exports[index]
     if view.unsaved(view.latest[index]):
         text = "The kernel ran a newer version of this cell than the file has."
-        return refusal("saved", text, view.where(cell), view.save)
+        return view.unsaved_check(text, cell)
     text = "This cell was edited after it ran, so the kernel still has the earlier version."
     fix = f"run cell {cell.number} again, or launch with --rerun"
-    return refusal("kernel", text, view.where(cell), fix)
+    return refusal("kernel", text, view.where(cell), fix, remedy=view.running([cell]))
 
 
 def _not_in_file(view: View) -> list[Check]:
@@ -86,7 +88,7 @@ def _not_in_file(view: View) -> list[Check]:
         exported = {"export", "exports", "exporti"} & set(read_directives(execution.source))
         if cell is None and exported and execution.cell_id and view.unsaved(run):
             text = f"An exported cell that ran is not in the file yet: {first_line(execution.source)}."
-            failed.append(refusal("saved", text, view.where(), view.save))
+            failed.append(view.unsaved_check(text))
     return failed
 
 
@@ -109,7 +111,8 @@ def _never_run(view: View, cells: list[Cell]) -> list[Check]:
     if len(cells) > 1:
         text = f"{len(cells)} exported cells have not run in this kernel: {', '.join(map(str, cells))}."
         fix = "run them from top to bottom"
-    return [refusal("kernel", text, view.where(cells[0]), f"{fix}, or launch with --rerun")]
+    fix, remedy = f"{fix}, or launch with --rerun", view.running(cells)
+    return [refusal("kernel", text, view.where(cells[0]), fix, remedy=remedy)]
 
 # %% ../../nbs/agreement/06_compare.ipynb #5707c347
 def _is_shells_own(value) -> bool:
@@ -268,7 +271,16 @@ def shadow_checks(
     return failed
 
 # %% ../../nbs/agreement/06_compare.ipynb #fefbe73d
-def _origin(view: View, name: str, param: bool) -> tuple[str, str]:  # what is the matter, how to fix it
+@dataclass(frozen=True)
+class _Origin:
+    "What is the matter with a name that the module does not have, and how to fix it."
+
+    text: str
+    fix: str
+    remedy: Fix | None = None
+
+
+def _origin(view: View, name: str, param: bool) -> _Origin:
     "Who defines a name that the module does not have."
     run = view.kernel.last.get(name)
     if run is not None and view.cells[run] is None:
@@ -278,11 +290,11 @@ def _origin(view: View, name: str, param: bool) -> tuple[str, str]:  # what is t
         return _from_nowhere(view, name, param)
     if cell.exported and cell.target not in (None, view.notebook.default_exp):
         text = f"`{name}` is exported to another module, {cell.target}."
-        return text, f"from {view.project.module_name(cell.target)} import {name}"
+        return _Origin(text, f"from {view.project.module_name(cell.target)} import {name}")
     if cell.exported:
         fix = f"move cell {cell.number} above its first use, run both and save"
-        return f"`{name}` is defined only further down, by {cell}.", fix
-    return f"`{name}` is defined only by {cell}, which is not exported.", _export_fix(view, name, cell, param)
+        return _Origin(f"`{name}` is defined only further down, by {cell}.", fix)
+    return _not_exported(view, name, cell, param)
 
 
 def _defining_cell(view: View, name: str, run: int | None) -> Cell | None:
@@ -294,35 +306,67 @@ def _defining_cell(view: View, name: str, run: int | None) -> Cell | None:
     return next(makers, None)
 
 
-def _from_a_cell_that_is_gone(view: View, name: str, run: int) -> tuple[str, str]:
+def _from_a_cell_that_is_gone(view: View, name: str, run: int) -> _Origin:
     "What to say of a name whose cell is not in the file."
     line = first_line(view.record.runs[run].source)
     if view.unsaved(run):
-        return f"`{name}` is defined by a cell that is not in the file yet ({line}).", view.save
+        text = f"`{name}` is defined by a cell that is not in the file yet ({line})."
+        return _Origin(text, view.save, Fix(str(view.notebook.path), save=True))
     gone = f"but the cell that defined it is no longer in the notebook ({line})"
     fix = f"put that cell back with `#| export`, run it and save; or stop using `{name}`"
-    return f"`{name}` is still in the kernel, {gone}.", fix
+    return _Origin(f"`{name}` is still in the kernel, {gone}.", fix)
 
 
-def _from_nowhere(view: View, name: str, param: bool) -> tuple[str, str]:
+def _from_nowhere(view: View, name: str, param: bool) -> _Origin:
     "What to say of a name that no cell defines."
     known = [*view.file.last, *view.given]
     near, fix = nearest(name, known), f"define `{name}` in an exported cell above"
     fix = f"write `{near}` instead of `{name}`, or {fix}" if near else f"{fix}, or correct the name"
     fix += f"; or pass it: --param {name}=..." if param else ""
-    return f"no cell defines `{name}`.{did_you_mean(name, known)}", fix
+    return _Origin(f"no cell defines `{name}`.{did_you_mean(name, known)}", fix)
 
 
-def _export_fix(view: View, name: str, cell: Cell, param: bool) -> str:
-    "How the job gets a name of a cell that is not exported."
-    target = cell_names(cell.source).imports.get(name)
-    fix = export_advice(name, cell)
-    if target:
-        return f"{fix}, or repeat the import here"
-    value = view.record.shell.user_ns.get(name, ...)
-    if param and (value is None or type(value) in (bool, int, float, str)):
+def _simple_value(view: View, name: str, cell: Cell) -> object:  # ...: not known
+    "The value of a name: what the kernel has, else the constant that its cell assigns."
+    if name in view.record.shell.user_ns:
+        return view.record.shell.user_ns[name]
+    for statement in parse_cell(cell.source).body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=bound)], value=ast.Constant(value=value)) if bound == name:
+                return value
+    return ...
+
+
+def _not_exported(view: View, name: str, cell: Cell, param: bool) -> _Origin:
+    "How the job gets a name of a cell that is not exported: with all that the cell uses, where a program can do it."
+    fix, remedy = export_advice(name, cell), None
+    if exports := find_exports(view, [name]):
+        cell = next((one for one in exports.cells if name in cell_names(one.source).binds), cell)
+        remedy = export_fix(view, exports)
+        fix = say_exports(remedy)
+    value = _simple_value(view, name, cell)
+    if cell_names(cell.source).imports.get(name):
+        fix += ", or repeat the import here"
+    elif param and (value is None or type(value) in (bool, int, float, str)):
         fix += f"; or pass it: --param {name}={value}"
-    return fix
+    text = f"`{name}` is defined only by {cell}, which is not exported."
+    return _Origin(text, f"{fix}; or launch with --fix" if remedy else fix, remedy)
+
+
+def one_export(view: View, checks: list[Check]) -> list[Check]:
+    "The checks with those that exporting cells would settle as one."
+    mechanical = [check for check in checks if check.remedy and check.remedy.edited]
+    names = list(dict.fromkeys(check.subject.removeprefix("name:") for check in mechanical))
+    exports = find_exports(view, names)
+    if exports is None or len(mechanical) < 2:
+        return checks
+    remedy = export_fix(view, exports)
+    first, count = mechanical[0], len(names) - 1
+    shown = ", ".join(f"`{name}`" for name in names[1:6]) + (", …" if count > 5 else "")
+    text = f"{first.message} {count} more {'names are' if count > 1 else 'name is'} missing for this reason: {shown}."
+    fix, subject = f"{say_exports(remedy)}; or launch with --fix", f"name:{','.join(names)}"
+    merged = replace(first, message=text if count else first.message, fix=fix, subject=subject, remedy=remedy)
+    return [merged, *(check for check in checks if check not in mechanical)]
 
 # %% ../../nbs/agreement/06_compare.ipynb #a8ba2a27
 def missing_checks(view: View, cell: Cell | None) -> list[Check]:
@@ -330,7 +374,7 @@ def missing_checks(view: View, cell: Cell | None) -> list[Check]:
     failed = []
     if view.source:
         failed = shadow_checks(view.source, view.given, view.notebook, view.module, view.where(cell))
-    return [*failed, *_missing_in_job(view, cell), *_missing_in_module(view)]
+    return [*failed, *one_export(view, [*missing_in_job(view, cell), *_missing_in_module(view)])]
 
 
 def _stars_are_unknown(view: View) -> bool:
@@ -338,19 +382,19 @@ def _stars_are_unknown(view: View) -> bool:
     return not view.report.get("ok") and any(cell_names(cell.source).stars for cell in view.exports)
 
 
-def _missing_in_job(view: View, cell: Cell | None) -> list[Check]:
+def missing_in_job(view: View, cell: Cell | None) -> list[Check]:
     "The failed checks of names that the launch cell reads and the module does not have."
     failed, names = [], cell_names(view.source)
     there = set(view.file.last).union(view.report.get("names", {}).get(view.module, ()))
     unknown = _stars_are_unknown(view)
     lacking = view.wanted - there - set(dir(builtins)) - {"display", "In", "Out", "_", "__", "___"}
     for name in sorted(lacking) if not (unknown or names.stars) else ():
-        what, fix = _origin(view, name, param=True)
-        text = f"Missing in the job: {what}"
+        origin = _origin(view, name, param=True)
+        text = f"Missing in the job: {origin.text}"
         nodes = ast.walk(parse_cell(view.source))
         uses = (n.lineno for n in nodes if isinstance(n, ast.Name) and n.id == name)
         place = view.where(cell).at(f"line {min(uses, default=1) + 1}") if cell else view.where()
-        failed.append(refusal("names", text, place, fix, subject=f"name:{name}"))
+        failed.append(refusal("names", text, place, origin.fix, f"name:{name}", origin.remedy))
     return failed
 
 
@@ -385,12 +429,13 @@ def _no_python(view: View, path: Path, error: SyntaxError) -> Check:
 
 def _missing_check(view: View, name: str, places: list[str]) -> Check:
     "The failed check of a name that exported code reads at some places, and nothing makes."
-    what, fix = _origin(view, name, param=False)
+    origin = _origin(view, name, param=False)
     if name == "display":
-        what, fix = "`display` exists in notebooks only.", "from IPython.display import display"
+        origin = _Origin("`display` exists in notebooks only.", "from IPython.display import display")
     where, *others = places
     more = f" {len(others)} more {'cell reads' if len(others) == 1 else 'cells read'} it." if others else ""
-    return refusal("names", f"Missing in the module: {what}{more}", where, fix, subject=f"name:{name}")
+    text = f"Missing in the module: {origin.text}{more}"
+    return refusal("names", text, where, origin.fix, f"name:{name}", origin.remedy)
 
 # %% ../../nbs/agreement/06_compare.ipynb #30ec0ec4
 def launch_cell(view: View) -> tuple[Cell | None, list[Check]]:  # the failed check where it is not saved
@@ -403,8 +448,8 @@ def launch_cell(view: View) -> tuple[Cell | None, list[Check]]:  # the failed ch
     cell = cell or next(iter(same), None)
     if cell is None:
         text = f"The launch cell is not in the file yet: {first_line(current.source)}."
-        return None, [refusal("saved", text, view.where(), view.save)]
+        return None, [view.unsaved_check(text)]
     if cell not in same and view.is_newer_than_file(current):
         text = "The launch cell in the file is not the one that just ran."
-        return cell, [refusal("saved", text, view.where(cell), view.save)]
+        return cell, [view.unsaved_check(text, cell)]
     return cell, []

@@ -14,6 +14,7 @@ import re
 import shlex
 import sys
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -36,7 +37,7 @@ from fsdl_dev.core.cells import (
     read_notebook,
     same_key,
 )
-from ..core.check import Check
+from ..core.check import CellFix, Check, Fix, refusal
 from ..core.errors import FsdlError
 from ..core.events import steady_seconds
 from ..core.protocol import Env
@@ -318,7 +319,7 @@ _BLINK = 2.0  # seconds by which the clocks of a machine and of its file server 
 
 def is_unsaved(check: Check) -> bool:
     "Whether a failed check says that the file is older than what the kernel ran: a save settles it."
-    return check.failed and check.fix.startswith(SAVE)
+    return check.failed and check.remedy is not None and check.remedy.save
 
 
 def first_line(source: str) -> str:
@@ -430,6 +431,22 @@ class View:
         file = self.notebook.path
         dated = f"{file.name} is dated {say_seconds(self.seconds_ahead)} ahead of this machine's clock"
         return f"{SAVE}   ({dated}; if it is saved already: touch -d now {shlex.quote(str(file))})"
+
+    def unsaved_check(
+        self, text: str, cell: Cell | None = None, name: str = "saved", subject: str = ""
+    ) -> Check:
+        "The failed check of a file that is older than what ran."
+        remedy = Fix(str(self.notebook.path), save=True)
+        return refusal(name, text, self.where(cell), self.save, subject, remedy)
+
+    def cell_fix(self, cell: Cell, lines: tuple[str, ...] = (), run: bool = False) -> CellFix:
+        "What a program does to a cell of this notebook."
+        return CellFix(cell.number, str(cell), cell.source, cell.id, lines, run)
+
+    def running(self, cells: Iterable[Cell]) -> Fix:
+        "The fix that runs cells again."
+        found = sorted(cells, key=lambda cell: cell.number)
+        return Fix(str(self.notebook.path), tuple(self.cell_fix(cell, run=True) for cell in found))
 
     def by(self, run: int) -> str:
         "The cell of a run, for a message."

@@ -55,7 +55,7 @@ from fsdl_dev.launcher.completion import (
     complete_tags,
 )
 from ..launcher.launch import Launch
-from ..launcher.options import launch_options, module_option, named
+from ..launcher.options import fix_option, launch_options, module_option, named
 from ..launcher.request import LaunchRequest
 from ..records.place import bring_outputs
 
@@ -186,6 +186,7 @@ def _launch_or_leave(what: str | None, say: Callable[[str], None], **asked) -> A
 @launch_options
 @cell_option("Instead of the whole notebook, launch")
 @module_option
+@fix_option
 @click.option(
     "--wait", is_flag=True, hidden=True, expose_value=False
 )  # as in a notebook; here it always does
@@ -202,13 +203,16 @@ def launch(what, args, cell, module, detach, as_json, **values):
     fsdl launch study.ipynb --param lr=1e-3  a notebook, top to bottom
     fsdl launch digits.train:main --procs 2  a function of the package
     fsdl launch nbs/00_digits.ipynb --cell Train
+    fsdl launch nbs/01_own.ipynb --cell 12 --fix   export what the cell needs first
     fsdl launch --resume brave-otter         same job, from its last checkpoint
     fsdl launch train.py --on lab --nodes 2 --dry-run   what the target would get
     fsdl launch study.ipynb --each lr=1e-3,1e-4 --each seed=1..3   six runs
     fsdl launch train.py --each lr=1e-5..1e-1:log --trials 64 --best val/acc
     """
     say = lambda text: click.echo(text, err=True)
-    asked = {name: values[name] for name in ("no_test", "dry_run")} | vars(LaunchRequest.from_options(values))
+    asked = {name: values[name] for name in ("no_test", "dry_run", "fix")} | vars(
+        LaunchRequest.from_options(values)
+    )
     what, args = named(what, args, module)
     _refuse_input(what)
     made = _launch_or_leave(what, say, args=args, cell=cell, **asked)

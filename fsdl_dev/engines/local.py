@@ -228,6 +228,16 @@ class LocalTarget(Target):
         rows = [row for row in slots_table() if row.pool.startswith(mine) and row.alive is not False]
         return [QueuedJob.from_ticket(row) for row in rows]
 
+    def say_free(self, job: Job, project: Project) -> str:
+        "The slots that no run holds, and how many runs wait for some."
+        from fsdl_dev.worker.slots import slots_table
+
+        place = _place_job(job, project, self)
+        tickets = [one for one in slots_table(place.pool) if one.alive is not False]
+        taken, waiting = sum(len(one.slots or ()) for one in tickets), sum(not one.slots for one in tickets)
+        text = f"{len(place.slots) - taken} of {len(place.slots)} {place.device} slots free"
+        return f"{text}, {waiting} waiting" if waiting else text
+
     @property
     def shares_store(self) -> bool:
         "Whether the machines of several runs see the same files: it is one machine."

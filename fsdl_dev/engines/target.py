@@ -94,6 +94,10 @@ class Target:
         "What an hour of a job costs; None where the target does not know."
         return None
 
+    def say_free(self, job: Job, project: Project) -> str:
+        "What is free for a job now, in a few words; empty where that cannot be said at once."
+        return ""
+
     @property
     def shares_store(self) -> bool:
         "Whether the machines of several runs see the same files."

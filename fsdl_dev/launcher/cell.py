@@ -9,10 +9,12 @@ __all__ = ['WORKER_GIVES', 'cell_job', 'cell_params', 'launch_cell_checks', 'sav
 from collections.abc import Mapping
 from inspect import ismodule
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from ..agreement.agreement import Agreement
-from ..agreement.compare import shadow_checks
+from ..agreement.compare import missing_in_job, one_export, shadow_checks
+from ..agreement.kernel import KernelRecord, View
 from ..agreement.names import cell_names
 from ..checks.typos import typo_checks
 from ..core.cells import Cell, Notebook, Where, cell_body
@@ -91,22 +93,13 @@ def saved_cell_checks(
     cell: Cell, notebook: Notebook, agreement: Agreement, params: Mapping[str, Any]
 ) -> list[Check]:
     "The failed checks of the names that a saved launch cell reads or binds."
-    body, where = cell_body(cell.source), notebook.where(cell, agreement.project.root)
-    return [
-        *_missing_names(body, agreement.names | set(params), notebook, where),
-        *shadow_checks(body, set(params), notebook, agreement.module, where),
-    ]
-
-
-def _missing_names(body: str, given: frozenset[str], notebook: Notebook, where: str) -> list[Check]:
-    "The failed checks of names that the saved cell reads and nothing gives it."
-    names, checks = cell_names(body), []
-    for name in sorted(names.needs - given - names.binds - WORKER_GIVES):
-        giver = next((c for c in notebook.code if name in cell_names(c.source).binds), None)
-        fix = f"add `#| export` to {giver}, or --param {name}=..." if giver else f"--param {name}=..."
-        what = f"`{name}` is not defined for the launch cell."
-        checks.append(Check("names", "fail", what, where, fix))
-    return checks
+    body, project = cell_body(cell.source), agreement.project
+    no_kernel = KernelRecord(SimpleNamespace(user_ns={}))
+    view = View(no_kernel, notebook, project, body, WORKER_GIVES | set(params))
+    view.report = {"ok": True, "names": {view.module: agreement.names}}
+    where = notebook.where(cell, project.root)
+    shadows = shadow_checks(body, set(params), notebook, agreement.module, where)
+    return [*one_export(view, missing_in_job(view, cell)), *shadows]
 
 # %% ../../nbs/launcher/08_cell.ipynb #8349391f
 def find_launch_cell(cells: list[Cell], wanted: str, where: str) -> Cell:

@@ -7,16 +7,20 @@ __all__ = ['Prepared', 'naming_each', 'prepare', 'cell_request']
 
 # %% ../../nbs/launcher/09_prepare.ipynb #538ce1bf
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..agreement.agreement import Agreement, prepare_launch, prepare_package
 from ..agreement.export import export_project
-from ..core.cells import Cell, cell_body, check_syntax, read_notebook
-from ..core.check import Check, refuse_on_failure
+from ..agreement.fixes.edit import diff_text, refuse_other_project, write_fix
+from ..agreement.kernel import find_notebook
+from ..core.cells import Cell, Notebook, cell_body, check_syntax, read_notebook
+from ..core.check import Check, Fix, joint_fix, refuse_on_failure
 from ..core.errors import FsdlError
 from ..core.job import Job
 from ..core.settings import Project, find_project
@@ -66,11 +70,14 @@ def naming_each(
         raise
 
 # %% ../../nbs/launcher/09_prepare.ipynb #a5e9021e
+def _shell() -> Any:
+    "The IPython shell that this runs in; None elsewhere."
+    return sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+
+
 def _kernel_agreement(project: Project) -> Agreement | None:
     "Kernel against file, where this is a kernel with the extension and its notebook lies in the project."
-    import sys
-
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    shell = _shell()
     if getattr(shell, "_fsdl_record", None) is None:
         return None
     agreement = prepare_launch(shell)
@@ -125,12 +132,48 @@ def prepare(
     folder: Path | None = None,
     cell: str | None = None,  # a launch cell of the notebook, by title or number
     args: tuple[str, ...] = (),
+    # --fix: told what was changed in the files of notebooks; None: nothing is changed
+    fixed: Callable[[str], None] | None = None,
 ) -> Prepared:
     "What was asked for as a job, with the checks of its code. Submits nothing."
+    look = partial(_prepare_spec, what, folder, tuple(args), request)
+    if cell is not None:
+        look = partial(_prepare_cell, what, folder, cell, request)
     with naming_each(request.each):
-        if cell is not None:
-            return _prepare_cell(what, folder, cell, request)
-        return _prepare_spec(what, folder, tuple(args), request)
+        return look() if fixed is None else _look_and_fix(look, folder, fixed)
+
+
+def _look_and_fix(look: Callable[[], Prepared], folder: Path | None, tell: Callable[[str], None]) -> Prepared:
+    "Make what failed checks ask for in the notebooks' files, until a program can do nothing more."
+    done: list[Fix] = []
+    while True:
+        prepared = look()
+        fix = joint_fix(check for checks in prepared.found.values() for check in checks)
+        if fix is None or not fix.edited or fix in done:
+            return prepared
+        _refuse_open(fix)
+        refuse_other_project(fix, find_project(folder))
+        write_fix(fix)
+        tell(
+            f"--fix changed the notebook (open in JupyterLab? File, Reload Notebook from Disk):\n{diff_text(fix)}"
+        )
+        done.append(fix)
+
+
+def _refuse_open(fix: Fix) -> None:
+    "Raise FsdlError for the notebook of the kernel that this runs in: its page would not see the change."
+    record = getattr(_shell(), "_fsdl_record", None)
+    own = None
+    if record is not None:
+        with suppress(FsdlError):  # no file of this notebook is known
+            own = find_notebook(record)
+    if own == Path(fix.notebook):
+        what = (
+            "This notebook is open on a page, which does not read its file again, so the file is not changed."
+        )
+        raise FsdlError(
+            what, where=fix.notebook, fix="%%fsdl_launch --fix in a cell: the page makes the change itself"
+        )
 
 
 def _prepare_spec(
@@ -173,7 +216,7 @@ def _prepare_cell(what: str | None, folder: Path | None, wanted: str, request: L
     check_syntax(notebook, project.root, launch=cell)
     own = cell_request(cell)
     request = request.over(own, project.config.get("target"))
-    module = project.module_name(notebook.default_exp) if notebook.default_exp and project.nbdev else None
+    module = _module_of(notebook, project)
     agreement = prepare_package(project, [module] if module else [], path.parent)
     job = cell_job(cell_body(cell.source), path, cell, module, project, request.with_first().job)
     where, values = notebook.where(cell, project.root), _usual_values(own.with_first().params)
@@ -185,6 +228,14 @@ def _prepare_cell(what: str | None, folder: Path | None, wanted: str, request: L
         found["package"] += saved_cell_checks(cell, notebook, agreement, job.params)
     files = {**agreement.files, job.notebook: notebook.code_digest()}
     return Prepared(job, project, request, found, files)
+
+
+def _module_of(notebook: Notebook, project: Project) -> str | None:
+    "The module that a notebook makes; None where it exports nothing, and no other notebook does so for it."
+    target = notebook.default_exp if project.nbdev else None
+    if target and (notebook.exports() or project.module_path(target).is_file()):
+        return project.module_name(target)
+    return None
 
 
 def cell_request(cell: Cell) -> LaunchRequest:

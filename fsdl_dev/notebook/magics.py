@@ -39,7 +39,8 @@ from ..core.check import Check, LaunchRefused, failed_checks
 from ..core.errors import FsdlError
 from ..core.job import parse_pairs
 from ..core.settings import find_project
-from .waiting import ProgressLine, SaveWait, one_cause, progress_line
+from .page import Page, fix_button
+from .waiting import ProgressLine, SaveWait, one_cause, progress_line, show_dim
 from ..planner.costs.page import CostPlan, OwnPlan
 from ..planner.page import ModelPlan
 from ..records.find import load_run
@@ -64,6 +65,7 @@ from fsdl_dev.launcher.options import (
     named,
     parse_line,
 )
+from ..launcher.outlook import say_agreed, say_outlook
 from ..launcher.prepare import Prepared, cell_request, naming_each, prepare
 from ..launcher.request import LaunchRequest
 from ..launcher.submit import DryRun
@@ -195,13 +197,25 @@ def launch_from_cell(
     source = f"%%fsdl_launch {line}\n{body}"
     with progress_line(shell) as progress:
         sure = params.keys() - conditional_names(request.each)
-        agreement, found = _agreement(shell, source, params, sure, values["rerun"], progress)
+        page = Page(shell, progress) if values["fix"] else None
+        agreement, found = _agreement(shell, source, params, sure, values["rerun"], progress, page)
         assert agreement.notebook is not None  # a kernel's agreement has one
         path, project = agreement.notebook.path, agreement.project
         with naming_each(request.each):
             job = cell_job(body, path, agreement.cell, agreement.module, project, request.with_first().job)
-        made = _start(shell, Prepared(job, project, request, found, agreement.files), values, progress)
+        prepared = Prepared(job, project, request, found, agreement.files)
+        if not any(check.failed for checks in found.values() for check in checks):
+            _show_outlook(shell, prepared, len(agreement.notebook.exports()), values["no_test"], progress)
+        made = _start(shell, prepared, values, progress)
     return _finish(made, values)
+
+
+def _show_outlook(shell, prepared: Prepared, cells: int, no_test: bool, progress: ProgressLine) -> None:
+    "Say in one dim line what is known before the launch."
+    with suppress(FsdlError):  # what is wrong with the request is said by its gate
+        text = say_outlook(prepared.launch(), say_agreed(cells, 0), no_test)
+        progress.end()
+        show_dim(shell, text)
 
 
 def _agreement(
@@ -211,10 +225,11 @@ def _agreement(
     sure: Set[str],  # the parameters that every run is given
     rerun: bool,
     progress: ProgressLine,
+    page: Page | None = None,  # --fix: it does what failed checks ask for
 ) -> tuple[Agreement, dict[str, list[Check]]]:  # gate -> its checks
     "Compare kernel, file and package; where only a save is missing, wait for it and compare again."
     body, given = source.partition("\n")[2], WORKER_GIVES | sure
-    wait = SaveWait(shell, progress)
+    wait = SaveWait(shell, progress, page.save if page else None)
     wait.before(body, given)
     while True:
         agreement = prepare_launch(shell, body, given=given, run_stale=rerun)
@@ -224,6 +239,8 @@ def _agreement(
         of_cell = launch_cell_checks(source, where, notebook, project, params, shell.user_ns)
         failed = [check for check in (*agreement.checks, *of_cell) if check.failed]
         unsaved = failed and all(is_unsaved(check) for check in failed)
+        if page is not None and page.settle(notebook, failed):
+            continue
         if not unsaved or not wait.newer(notebook.path, notebook.modified):
             return agreement, {"parameters": of_cell, "kernel": one_cause(agreement.checks)}
 
@@ -292,6 +309,7 @@ def _check_from_notebook(
     "Print every check of this notebook, as a launch would ask them."
     with progress_line(shell):
         launch = _notebook_launch(shell, on, rerun, no_test, cell, params)
+        _show_checked(shell, launch, no_test)
     checks = launch.checks
     if explain:
         print(launch.explain())
@@ -300,6 +318,14 @@ def _check_from_notebook(
     if not _show_cells(shell, checks):
         print("\n".join(check.text() for check in checks if check.failed))
     return checks
+
+
+def _show_checked(shell, launch: Launch, no_test: bool) -> None:
+    "Say in one dim line what the checks came to, and what is known before a launch."
+    with suppress(FsdlError):
+        failed = sum(check.failed for check in launch.checks)
+        book = read_notebook(launch.project.root / (launch.job.notebook or ""))
+        show_dim(shell, say_outlook(launch, say_agreed(len(book.exports()), failed), no_test))
 
 
 def _notebook_launch(
@@ -368,7 +394,7 @@ def cells_html(
     "The failed checks as HTML, with a link to each cell at fault."
     from fsdl_dev.cards.card import cell_words
 
-    here, rows, linked = find_notebook(record), [], False
+    here, rows, linked, checks = find_notebook(record), [], False, list(checks)
     for check in (check for check in checks if check.failed):
         where = check.where if isinstance(check.where, Where) else Where(check.where)
         place, cell, path = escape(where), where.cell, where.path
@@ -382,7 +408,9 @@ def cells_html(
         rows.append(f'<p style="margin:4px 0">{row}<span style="opacity:0.75">fix:</span> {fix}</p>')
     head = _REFUSED if raised else ""
     head += f'<div{" class=fsdl-refused" if raised else ""} role="alert" style="{_BOX}">'
-    return f"{head}<b>{escape(raised or 'To fix')}</b>{''.join(rows)}</div>" if linked else ""
+    button = fix_button(checks, here, "launch" if raised else "check")
+    shown = f"{head}<b>{escape(raised or 'To fix')}</b>{''.join(rows)}{button}</div>"
+    return shown if linked or button else ""
 
 
 def _show_cells(shell, checks: Iterable[Check], raised: str = "") -> bool:  # whether there were any

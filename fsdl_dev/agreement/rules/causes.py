@@ -50,13 +50,17 @@ def _refuse(
         why = ": no cell that ran explains it"
     what = f"`{shown}` of {maker}" if changer else f"`{shown}`"
     text = compared(what, ours.replace("__main__", view.module or ""), theirs, why)
-    fix, to_run = RESTART, None
+    fix, to_run, remedy = RESTART, None, None
     if not _is_the_process_own(evidence):
         fix, to_run = run_again(view, set(cells)), cells
-        if changer and not changer.exported and _worked(view, changer):
+        keeps = changer is not None and not changer.exported and _worked(view, changer)
+        if changer and keeps:
             fix += f"; {keep_advice(name, changer, maker)}"
-        fix += volatile_advice(view, name, maker, evidence.run)
-    check = refusal("values", text, view.where(changer or maker), fix, subject=f"name:{name}")
+        stated = volatile_advice(view, name, maker, evidence.run)
+        fix += stated
+        if cells and not keeps and not stated:  # else a person has to decide what is lost
+            remedy = view.running(view.exports[step] for step in cells)
+    check = refusal("values", text, view.where(changer or maker), fix, f"name:{name}", remedy)
     return Verdict(REFUSE, why, check=check, cells=to_run)
 
 

@@ -21,7 +21,7 @@ from .milder import MILDER, ReachEvidence
 from .rule import REFUSE, Difference, Verdict, judge
 from .same import SAME, KeptEvidence
 from .unbound import UNBOUND, UnboundEvidence
-from ...core.check import Check
+from ...core.check import Check, joint_fix
 
 # %% ../../../nbs/agreement/rules/09_walk.ipynb #59a556ff
 def judge_fingerprints(
@@ -102,4 +102,6 @@ def _merged(view: View, verdicts: list[Verdict]) -> Check | None:
     if first.deletes:
         fix = delete_and_run(view, names, steps)
     text, subject = f"{first.check.message} {more}: {shown}.", f"name:{','.join(names)}"
-    return replace(first.check, message=text, fix=fix, subject=subject)
+    checks = [verdict.check for verdict in verdicts if verdict.check]
+    remedy = joint_fix(checks) if all(check.remedy for check in checks) else None
+    return replace(first.check, message=text, fix=fix, subject=subject, remedy=remedy)
