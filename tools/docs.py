@@ -24,6 +24,8 @@ GUIDES = {
     "Tutorials": (
         "tutorials/quickstart",
         "tutorials/from_cell_to_run",
+        "tutorials/a_lightning_module",
+        "tutorials/coming_from",
         "tutorials/does_it_fit",
         "tutorials/what_will_it_cost",
         "tutorials/one_gpu_to_many",
@@ -31,6 +33,7 @@ GUIDES = {
         "tutorials/a_sweep",
     ),
     "How to": (
+        "tutorials/troubleshooting",
         "tutorials/targets",
         "tutorials/ssh",
         "tutorials/slurm",
@@ -38,7 +41,9 @@ GUIDES = {
         "tutorials/kubernetes",
         "tutorials/clouds",
         "tutorials/environments",
+        "tutorials/my_data_is_elsewhere",
         "tutorials/long_runs",
+        "tutorials/resume_elsewhere",
         "tutorials/why_it_waits",
         "tutorials/find_runs",
         "tutorials/repeat_a_run",
@@ -48,6 +53,10 @@ GUIDES = {
         "tutorials/slurm_enforces",
         "tutorials/capacity_and_waste",
         "tutorials/trackers",
+        "tutorials/ci",
+        "tutorials/editors",
+        "tutorials/disk_use",
+        "tutorials/several_users",
         "tutorials/your_own_queue",
     ),
     "Explanation": (
