@@ -36,6 +36,7 @@ _WHERE = {
     "promote": "share.promote",
     "rollback": "share.promote",
     "promotions": "share.promote",
+    "share_run": "cards.share_page",
     "load_model": "share.promote",
     "targets": "api",
     "consent": "api",
@@ -72,6 +73,7 @@ def unload_ipython_extension(shell) -> None:
 
 if TYPE_CHECKING:
     from fsdl_dev.core.errors import FsdlError
+    from fsdl_dev.cards.share_page import share_run
     from fsdl_dev.data.digits import DigitsData
     from fsdl_dev.data.images import ImageFolderData
     from fsdl_dev.data.text import TextData

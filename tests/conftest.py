@@ -78,7 +78,8 @@ def isolation(tmp_path, monkeypatch):
     monkeypatch.setenv("FSDL_STATE", str(tmp_path / "fsdl-state"))
     monkeypatch.setenv("FSDL_STORE", str(tmp_path / "fsdl-store"))
     monkeypatch.setenv("WANDB_MODE", "offline")
-    for name in ("IN_TEST", "FSDL_RUN_DIR", "FSDL_RUN_ID", "FSDL_NOTEBOOK", "WANDB_API_KEY"):
+    kept = ("IN_TEST", "FSDL_RUN_DIR", "FSDL_RUN_ID", "FSDL_NOTEBOOK", "WANDB_API_KEY", "FSDL_AGENT")
+    for name in kept:
         monkeypatch.delenv(name, raising=False)
 
 

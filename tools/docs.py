@@ -15,6 +15,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import yaml
+from llms import llms_text
 from reference import PAGES, write_reference
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -31,6 +32,7 @@ GUIDES = {
         "tutorials/one_gpu_to_many",
         "tutorials/cutting_the_model",
         "tutorials/a_sweep",
+        "tutorials/let_an_agent_drive",
     ),
     "How to": (
         "tutorials/troubleshooting",
@@ -46,6 +48,8 @@ GUIDES = {
         "tutorials/resume_elsewhere",
         "tutorials/why_it_waits",
         "tutorials/find_runs",
+        "tutorials/editors",
+        "tutorials/notebooks_in_git",
         "tutorials/repeat_a_run",
         "tutorials/promote",
         "tutorials/platform_owner",
@@ -58,6 +62,7 @@ GUIDES = {
         "tutorials/disk_use",
         "tutorials/several_users",
         "tutorials/your_own_queue",
+        "tutorials/agent_clients",
     ),
     "Explanation": (
         "tutorials/what_is_shipped",
@@ -73,6 +78,7 @@ GUIDES = {
 REFERENCE = {
     "notebook": "In the notebook",
     "cli": "Command line",
+    "agent": "Agents",
     "cards": "Cards",
     "share": "Sharing runs",
     "sweep": "Sweeps",
@@ -238,6 +244,7 @@ def main() -> int:
         print(f"docs: {build(proc, site)} pages")
     for schema in (proc / "reference").glob("*.schema.json"):  # no renderer takes them along by itself
         shutil.copy(schema, site / "reference")
+    (site / "llms.txt").write_text(llms_text(NOTEBOOKS, guide_sections()), encoding="utf-8")
     print(f"docs: open {site / 'index.html'}")
     return 0
 

@@ -90,6 +90,26 @@ def run_pip(python, log, arguments, total=0):
             )
 
 
+def link_labextension(venv):
+    """Replace the installed files of the JupyterLab extension by links to the working tree's, so that a change is seen.
+
+    Each file, not the folder: pip removes the files of an earlier installation by their names, and would follow a
+    linked folder into the working tree.
+    """
+    source, target = ROOT / "labextension", venv / "share" / "jupyter" / "labextensions" / "fsdl_dev"
+    for file in source.rglob("*"):
+        place = target / file.relative_to(source)
+        if not file.is_file():
+            continue
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if place.exists() or place.is_symlink():
+            place.unlink()
+        try:
+            place.symlink_to(file)
+        except OSError:  # a system without links: the copy is as good until the next change
+            shutil.copy(str(file), str(place))
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--venv", default=".venv", help="folder of the environment, relative to the project")
@@ -125,6 +145,7 @@ def main():
     subprocess.run(compiling, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     print("set-up 3/3: fsdl_dev itself, editable", flush=True)
     run_pip(python, log, ["--no-deps", "--no-build-isolation", "-e", "."])
+    link_labextension(venv)
     subprocess.run([str(python), str(ROOT / "tools" / "torchvision_cpu.py")], check=True)
     stamp.write_text(wanted)
     print("set-up: done in {:.0f} s".format(time.time() - started), flush=True)

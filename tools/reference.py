@@ -33,6 +33,8 @@ SETTINGS = {
     " See *Capacity and waste*.",
     "ledger": "The file in which budgets are kept. Default: `ledger.db` in the store.",
     "on_limit": "A command that is run once at 50, 80 and 100 % of a limit, on the machine of the run.",
+    "on_end": "A command that is run once a run has ended, on the machine of the run, such as one that sends a mail:"
+    " see *Long runs*.",
     "quotas": "What a target is made to enforce, by target: see *Let Slurm enforce it*.",
 }
 ASKED_OF = {  # the groups of core.protocol.Env
@@ -55,37 +57,26 @@ def code(text: str) -> str:
     return f"`{text}`"
 
 
-def help_text(text: str) -> str:
-    """The paragraphs of a help text. One after a backspace is examples, whose lines click keeps."""
-    parts = re.split(r"\n\s*\n", inspect.cleandoc(text))
-    return "\n\n".join(f"```\n{p[1:].strip()}\n```" if p[:1] == "\b" else cell(p) for p in parts)
-
-
 def first_words(function) -> str:
     return cell((inspect.getdoc(function) or "").split("\n\n")[0])
 
 
-def command_text(command: click.Command, name: str, level: int = 2) -> str:
-    """A command or a magic with its arguments and options, and those below it."""
-    context = click.Context(command, info_name=name)
-    own = [part for part in command.params if isinstance(part, click.Argument)]
-    words = [part.make_metavar(context) for part in own]
-    options = [part for part in command.params if isinstance(part, click.Option) and not part.hidden]
-    usage = " ".join([name, "[OPTIONS]" if options else "", *words]).replace("  ", " ").strip()
-    parts = [f"{'#' * level} {name}", f"```sh\n{usage}\n```", help_text(command.help or "")]
-    rows = [
-        (code(", ".join(record[0].split(" / "))), cell(record[1])) for record in records(options, context)
-    ]
+def command_text(command: click.Command, name: str) -> str:
+    """A command or a magic with its arguments and options, and those below it, as `fsdl help --json` has them."""
+    from fsdl_dev.agent.describe import describe_command
+
+    return facts_text(describe_command(command, name))
+
+
+def facts_text(found, level: int = 2) -> str:
+    parts = [f"{'#' * level} {found.name}", f"```sh\n{found.usage}\n```"]
+    parts.append(
+        "\n\n".join(f"```\n{one.text}\n```" if one.is_example else cell(one.text) for one in found.parts)
+    )
+    rows = [(code(", ".join(one.shown.split(" / "))), cell(one.about)) for one in found.options]
     if rows:
         parts.append(table(("option", "what it does"), rows))
-    if isinstance(command, click.Group):
-        below = [(word, command.get_command(context, word)) for word in command.list_commands(context)]
-        parts += [command_text(found, f"{name} {word}", level + 1) for word, found in below if found]
-    return "\n\n".join(parts)
-
-
-def records(options: list[click.Option], context: click.Context) -> list[tuple[str, str]]:
-    return [record for option in options if (record := option.get_help_record(context))]
+    return "\n\n".join([*parts, *(facts_text(below, level + 1) for below in found.commands)])
 
 
 def python_text(name: str) -> str:

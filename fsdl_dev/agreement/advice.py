@@ -115,7 +115,7 @@ def blank_line_check(view: View, name: str, cell: Cell) -> Check | None:
         return None
     text = f"`{name}` has a string whose line {line} has only blanks: IPython takes them out, the job keeps them."
     fix = f"delete the blanks in line {line} of cell {cell.number}, run it and save"
-    return refusal("values", text, view.where(cell).at(f"line {line}"), fix, subject=f"name:{name}")
+    return refusal("values", text, view.where(cell).at_line(line), fix, subject=f"name:{name}")
 
 
 def _blank_line_of_string(source: str) -> int | None:

@@ -264,7 +264,7 @@ def _unreadable(
         error.msg = f"{word!r} needs a notebook, and a job has none: move it to a cell of its own"
     own = record.current and record.current.cell_id
     cell = next((cell for cell in notebook.code if cell.id and cell.id == own), None)
-    where = notebook.where(cell, root).at(f"line {(error.lineno or 1) + 1}")
+    where = notebook.where(cell, root).at_line((error.lineno or 1) + 1)
     return FsdlError(
         f"Python cannot read the launch cell: {error.msg}.", where=where, fix="fix it and run it again"
     )

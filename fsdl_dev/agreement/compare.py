@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['RESTART', 'settled_cells', 'unfit_cells', 'cell_checks', 'bare_names', 'asked_names', 'differing_values',
            'foreign_settings', 'scratch_run', 'storing_run', 'run_that_changed', 'shadow_checks', 'one_export',
-           'missing_checks', 'missing_in_job', 'launch_cell']
+           'missing_checks', 'missing_in_job', 'missing_in_module', 'launch_cell']
 
 # %% ../../nbs/agreement/06_compare.ipynb #a20de3be
 import ast
@@ -374,7 +374,7 @@ def missing_checks(view: View, cell: Cell | None) -> list[Check]:
     failed = []
     if view.source:
         failed = shadow_checks(view.source, view.given, view.notebook, view.module, view.where(cell))
-    return [*failed, *one_export(view, [*missing_in_job(view, cell), *_missing_in_module(view)])]
+    return [*failed, *one_export(view, [*missing_in_job(view, cell), *missing_in_module(view)])]
 
 
 def _stars_are_unknown(view: View) -> bool:
@@ -393,12 +393,12 @@ def missing_in_job(view: View, cell: Cell | None) -> list[Check]:
         text = f"Missing in the job: {origin.text}"
         nodes = ast.walk(parse_cell(view.source))
         uses = (n.lineno for n in nodes if isinstance(n, ast.Name) and n.id == name)
-        place = view.where(cell).at(f"line {min(uses, default=1) + 1}") if cell else view.where()
+        place = view.where(cell).at_line(min(uses, default=1) + 1) if cell else view.where()
         failed.append(refusal("names", text, place, origin.fix, f"name:{name}", origin.remedy))
     return failed
 
 
-def _missing_in_module(view: View) -> list[Check]:
+def missing_in_module(view: View) -> list[Check]:
     "The failed checks of names that exported code reads and nothing makes; of a module that is no Python."
     target = view.notebook.default_exp if view.module else None
     path = view.project.module_path(target) if target else None

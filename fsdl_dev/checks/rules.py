@@ -67,6 +67,7 @@ def facts_on_machine(
         "target": placement.target,
         "engine": placement.kind,
         "door": launch.door,
+        "agent": launch.agent,
         "nodes": nodes,
     }
     more["checkpoint_minutes"] = read_save_policy(project.config, placement.target).at_most / 60

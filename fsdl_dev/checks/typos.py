@@ -145,7 +145,7 @@ def typo_checks(
         except (SyntaxError, ValueError):
             continue  # told elsewhere
         for line, wrong, near, text in found:
-            what, place = f"{text}. Did you mean `{near}`?", where.at(f"line {above + line}")
+            what, place = f"{text}. Did you mean `{near}`?", where.at_line(above + line)
             fix = f"write `{near}` instead of `{wrong}` in that line"
             failed.append(Check("names", "fail", what, place, fix))
     return failed

@@ -22,6 +22,7 @@ from ..core.states import FINAL, refuse_newer_state
 from ..core.text import say_some
 from ..core.units import say_bytes
 from ..launcher.limits import settle_budgets
+from ..policy.agents import refuse_others_run
 
 # %% ../../nbs/cli/09_clean.ipynb #d148521b
 def _load(reference: str):
@@ -167,6 +168,7 @@ def rm(runs, yes):
     store = project.store
     found = {run.path: run for run in (find_run_dir(store, name) for name in runs)}
     for run in found.values():
+        refuse_others_run(run_words(run.id), run.job().launch.agent, "fsdl rm")
         if (state := run.state()) not in FINAL:
             refuse_newer_state(run_words(run.id), state)
             what, name = f"The run {run_words(run.id)} is {state or 'being made'}.", run_words(run.id)

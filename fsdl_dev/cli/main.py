@@ -13,14 +13,19 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 import fsdl_dev
+from ..agreement.export import read_notebooks
+from ..checks.problems import WATCHING, round_lines, watched_files
+from .agents.door import help_command, mcp, skill
 from .clean import cancel, gc, rm
-from .frame import Commands, tell, watched
+from .frame import Commands, after_each_save, tell, watched
+from .git.setup import git_setup
 from fsdl_dev.cli.options import (
     as_option,
     cell_option,
@@ -291,14 +296,28 @@ def _follow_to_end(made, say, file=None) -> None:
 @module_option
 @explain_option
 @rerun_option
+@click.option("--watch", "-w", is_flag=True, help="Check after each save, in lines that editors read.")
 @json_option
-def check(what, args, cell, module, explain, as_json, **values):
+def check(what, args, cell, module, explain, watch, as_json, **values):
     """Run every check that a launch of WHAT runs, and launch nothing. Without WHAT: all launch cells here.
 
-    In a notebook it looks at the notebook itself, and at the launch cell that --cell names.
+    In a notebook it looks at the notebook itself, and at the launch cell that --cell names. With --watch it prints
+    PATH:LINE:COLUMN: error: MESSAGE, which editors turn into marks (VS Code: the page *Editors*).
     """
     asked = {"no_test": values["no_test"], **vars(LaunchRequest.from_options(values))}
     what, args = named(what, args, module)
+    if watch and (as_json or explain):
+        raise FsdlError(
+            "--watch prints lines for an editor.", where="--watch", fix="leave out --json and --explain"
+        )
+    if watch:
+        return _watch_checks(what, args, cell, asked)
+    checks, launches = _all_checks(what, args, cell, asked)
+    _explain(checks, launches, as_json) if explain else _answer(checks, as_json)
+
+
+def _all_checks(what: str | None, args, cell: str | None, asked: dict) -> tuple[list[Check], list[Launch]]:
+    "The checks of what is named, else of all launch cells here, and the launches that were walked for them."
     checks, launches = [], []
     if what or asked["resume"]:
         from fsdl_dev.sweep.race import target_names
@@ -314,7 +333,25 @@ def check(what, args, cell, module, explain, as_json, **values):
         except FsdlError as error:
             found = failed_checks(error, "check")
         checks += [item for item in found if item not in checks]
-    _explain(checks, launches, as_json) if explain else _answer(checks, as_json)
+    return checks, launches
+
+
+def _watch_checks(what: str | None, args, cell: str | None, asked: dict) -> None:
+    "Print the problems of each round, with a line at its beginning and at its end, until Ctrl-C is pressed."
+    project = find_project()
+
+    def look() -> None:
+        click.echo(WATCHING)
+        try:
+            checks = _all_checks(what, args, cell, asked)[0]
+        except FsdlError as error:  # no launch cell, perhaps because its notebook cannot be read
+            damaged = read_notebooks(project)[1] if project.nbdev else []
+            checks = damaged or failed_checks(error, "check")
+        if asked["no_test"]:  # not said again after each save
+            checks = [item for item in checks if item.name != "tests"]
+        click.echo("\n".join(round_lines(checks, project.root)))
+
+    after_each_save(look, partial(watched_files, project))
 
 # %% ../../nbs/cli/08_main.ipynb #e150c7db
 @main.command(context_settings={"ignore_unknown_options": True})  # -1 is a value
@@ -471,10 +508,21 @@ def _open_folder(run):
     click.launch(str(path))
 
 
+main.add_command(git_setup)
 main.add_command(cancel)
 main.add_command(rm)
 main.add_command(gc)
-for _command in (compare_runs, diff_runs, lineage_line, reproduce_run, package_run, *SHARE):
+for _command in (
+    compare_runs,
+    diff_runs,
+    lineage_line,
+    reproduce_run,
+    package_run,
+    *SHARE,
+    help_command,
+    skill,
+    mcp,
+):
     main.add_command(_command)
 
 # %% ../../nbs/cli/08_main.ipynb #c0391e71

@@ -37,6 +37,7 @@ from fsdl_dev.engines.target import (
 )
 from ..launcher.completion import complete_targets
 from ..launcher.fields import typed_field
+from ..policy.agents import refuse_agent
 
 # %% ../../nbs/cli/07_targets.ipynb #a085b197
 _name_argument = click.argument("name", shell_complete=complete_targets)
@@ -261,6 +262,7 @@ def add(context, name, kind, pairs, user, default, replace):
     fsdl targets add lab --kind slurm --host login --partition gpu --account team
     fsdl targets show slurm                     the fields that a kind takes
     """
+    refuse_agent(f"fsdl targets add {name}")
     _check_add(name, kind, user, default)
     project, words = find_project(), list(context.args)
     for field, value in parse_pairs(pairs, "--set", values=False).items():
@@ -283,6 +285,7 @@ def add(context, name, kind, pairs, user, default, replace):
 @click.option("--user", is_flag=True, help="From your own configuration instead of the project's.")
 def remove(name, user):
     """Remove the target NAME from the configuration. Its runs stay where they are."""
+    refuse_agent(f"fsdl targets remove {name}")
     project = find_project()
     ours = project.config.get("targets")
     if not user and not (isinstance(ours, dict) and name in ours):

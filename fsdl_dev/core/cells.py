@@ -151,11 +151,18 @@ class Where(str):
 
     path: Path | None = None
     cell: Cell | None = None
+    line: int = 0  # of the cell, from 1; 0: no line is named
 
     def at(self, detail: str) -> "Where":
-        "The same place, more closely: `line 3`."
+        "The same place, more closely: `line 3 of its output`."
         found = Where(f"{self}, {detail}")
-        found.path, found.cell = self.path, self.cell
+        found.path, found.cell, found.line = self.path, self.cell, self.line
+        return found
+
+    def at_line(self, line: int) -> "Where":
+        "One line of the place."
+        found = self.at(f"line {line}")
+        found.line = line
         return found
 
 
@@ -308,7 +315,7 @@ def check_syntax(
             line = above + (getattr(error, "lineno", None) or 1)
             wrong = FsdlError(
                 f"Python cannot read this cell: {error.msg if isinstance(error, SyntaxError) else error}.",
-                where=notebook.where(cell, root).at(f"line {line}"),
+                where=notebook.where(cell, root).at_line(line),
                 fix=f"fix cell {cell.number}, run it, and save the notebook",
             )
             errors.append(wrong)

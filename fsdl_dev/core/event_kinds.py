@@ -4,29 +4,20 @@
 
 # %% auto #0
 __all__ = ['EVENT_KINDS', 'null', 'Event', 'Phase', 'State', 'Queue', 'Placed', 'Variables', 'Environment', 'Stage', 'Progress',
-           'Speed', 'Metric', 'Sample', 'Resource', 'Checkpoint', 'Data', 'Trial', 'Sweep', 'Failure', 'Restart',
-           'Result', 'Outputs', 'Accounting', 'Meter', 'Note', 'Tag', 'Artifact', 'Promotion', 'Tracker', 'File',
-           'event_of', 'type_schema', 'field_notes', 'field_types', 'event_schema']
+           'Standstill', 'Speed', 'Metric', 'Sample', 'Resource', 'Checkpoint', 'Data', 'Trial', 'Sweep', 'Failure',
+           'Restart', 'Result', 'Outputs', 'Accounting', 'Meter', 'Note', 'Tag', 'Artifact', 'Promotion', 'Tracker',
+           'File', 'event_of', 'type_schema', 'field_notes', 'field_types', 'event_schema']
 
 # %% ../../nbs/core/15_event_kinds.ipynb #186a2b67
 import inspect
 import math
 import re
+import typing
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields, is_dataclass
 from types import UnionType
-from typing import (
-    Any,
-    ClassVar,
-    Literal,
-    Self,
-    Union,
-    dataclass_transform,
-    get_args,
-    get_origin,
-    get_type_hints,
-)
+from typing import Any, ClassVar, Literal, Self
 
 from .units import Money, add_money, say_money
 
@@ -36,7 +27,7 @@ def null(default: None) -> Any:
     return field(default=default, metadata={"null": True})
 
 
-@dataclass_transform(
+@typing.dataclass_transform(
     eq_default=False, kw_only_default=True, frozen_default=True, field_specifiers=(field, null)
 )
 class _Fields:
@@ -196,6 +187,14 @@ class Progress(Event):
     flops_per_second: float | None = None  # of all ranks together
     mfu: float | None = None  # model FLOP utilisation, 0 to 1
     shares: Mapping[str, float] | None = None  # of the time: data, communication ... -> 0 to 1
+
+
+class Standstill(Event):
+    "A process in training makes no step any more. Written again where it is somewhere else by then."
+
+    place: Mapping[str, Any] | None = null(default=None)  # innermost line of the project's code: a `Place`
+    inside: str = ""  # where it is below that line: file, line and function of a library
+    waits: bool | None = None  # true: for other ranks
 
 
 class Speed(Event):
@@ -531,8 +530,8 @@ def type_schema(hint: Any) -> dict:
     "The JSON schema of a field's type."
     if hint in _SIMPLE:
         return _SIMPLE[hint]
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin in (Union, UnionType):
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, UnionType):
         return {"anyOf": [type_schema(one) for one in inner]}
     if origin is Literal:
         return {"enum": [*inner]}
@@ -559,7 +558,7 @@ def field_notes(
 
 def field_types(cls: type[Event]) -> dict[str, Any]:
     "The fields of a kind and their types, without those that all events have."
-    hints = get_type_hints(cls)
+    hints = typing.get_type_hints(cls)
     return {name: hints[name] for name in cls._names if name not in Event._names}
 
 

@@ -15,7 +15,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -123,6 +123,7 @@ class EventWriter:
     ):
         self.path, self.rank, self._descriptor = Path(path), rank, None
         self._began: float | None = None  # unix seconds at which this machine's steady clock was at 0
+        self.listeners: list[Callable[[dict], None]] = []  # called with each line that is written
 
     def write(
         self,
@@ -142,6 +143,8 @@ class EventWriter:
         line = (json.dumps(written, ensure_ascii=False) + "\n").encode()
         if os.write(self._descriptor, line) < len(line):
             raise OSError(errno.ENOSPC, "the event log is cut: no space left on the device", str(self.path))
+        for listener in self.listeners:
+            listener(written)
         return written
 
     def now(self) -> float:

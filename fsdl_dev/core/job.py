@@ -145,6 +145,8 @@ class LaunchRecord:
     project: str = ""  # the folder it was launched from
     created: str = ""  # when, as ISO 8601 in UTC
     owner: str | None = None
+    agent: str = ""  # the agent that launched it; empty: a person
+    session: str = ""  # its conversation or task
     checks: tuple[Check, ...] = ()
     door: str = ""  # how it was launched: launch, sweep, reproduce, ...
     left_out: dict[str, str] = field(default_factory=dict)  # gate -> why it was not asked
@@ -153,6 +155,7 @@ class LaunchRecord:
     price: dict[str, Any] = field(default_factory=dict)  # of a slot, as `money.limits` writes it
     budgets: tuple[dict[str, Any], ...] = ()  # what it draws on, as `money.ledger` writes it
     on_limit: str = ""  # a command that is run at 50, 80 and 100 % of a limit
+    on_end: str = ""  # a command that is run once the run has ended
 
     def to_dict(self) -> dict[str, Any]:
         "The launch as JSON can hold it."

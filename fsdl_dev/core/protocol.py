@@ -18,6 +18,7 @@ class Module:
 
     GPU_TESTS = "fsdl_dev.worker.job.gpu_tests"  # the notebook's cuda cells, before the job
     CLEAN_PROCESS = "fsdl_dev.agreement.clean_process"  # imports the user's package; run by its file
+    GIT = "fsdl_dev.cli.git.drivers"  # what git runs for notebooks
 
     # imported by a program text (python -c, or the first line of a kernel)
     DEVICES = "fsdl_dev.worker.devices"
@@ -81,6 +82,10 @@ class Env:
     STATE = "FSDL_STATE"  # the user's state folder on this machine (default: by the XDG rule)
     CONFIG = "FSDL_CONFIG"  # file with the person's own targets
     NOTEBOOK = "FSDL_NOTEBOOK"  # path of the notebook, where the front end does not say it
+    AGENT = (
+        "FSDL_AGENT"  # name of the agent that runs the commands of this shell: launches are held to its rules
+    )
+    AGENT_SESSION = "FSDL_AGENT_SESSION"  # its conversation or task, which each of its runs names
     SSH_CONFIG = "FSDL_SSH_CONFIG"  # ssh's configuration file (default: ~/.ssh/config)
     SLOTS = "FSDL_SLOTS"  # number of process slots of this machine (default: its cores)
     SLOTS_FOLDER = "FSDL_SLOTS_FOLDER"  # folder of the tickets for slots and GPUs
@@ -112,6 +117,12 @@ class Env:
     LIMIT_SHARE = "FSDL_LIMIT_SHARE"  # which share of a limit is used: 50%, 80% or 100%
     LIMIT_TEXT = "FSDL_LIMIT_TEXT"  # in a sentence
     LIMIT_RUN = "FSDL_LIMIT_RUN"  # name of the run
+
+    # set by the worker for the command `on_end`
+    END_RUN = "FSDL_END_RUN"  # name of the run
+    END_STATE = "FSDL_END_STATE"  # succeeded, failed or cancelled
+    END_REASON = "FSDL_END_REASON"  # of the state, in words
+    END_TEXT = "FSDL_END_TEXT"  # the three in a sentence
 
     # set by one part of the launcher for another
     NODE = "FSDL_NODE"  # this machine's name, as the engine calls it

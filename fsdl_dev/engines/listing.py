@@ -24,6 +24,7 @@ from ..core.rundir import RunDir, read_placement
 from ..core.settings import Project, find_project
 from .target import Look, Target, get_target, named_targets
 from .transport.shell import with_patience
+from ..policy.agents import refuse_agent
 
 # %% ../../nbs/engines/06_listing.ipynb #117cf26b
 @dataclass(frozen=True)
@@ -214,6 +215,8 @@ def consent(
     "Show what a target changes on the accounts it has access to, and agree to it with `yes`."
     target = get_target(name, find_project(folder))
     changes = tuple(target.changes())
+    if yes:
+        refuse_agent(f"fsdl targets consent {name}")
     if yes and changes and not target.agreed():
         target.agree()
     return Consent(name, changes, not changes or target.agreed())

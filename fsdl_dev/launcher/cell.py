@@ -80,7 +80,7 @@ def launch_cell_checks(
     if magic := magic_line(body):
         what = f"{magic[1].split()[0]!r} needs a notebook, and a job has none."
         fix = "move that line to a cell of its own"
-        errors.append(FsdlError(what, where=where.at(f"line {magic[0] + 1}"), fix=fix))
+        errors.append(FsdlError(what, where=where.at_line(magic[0] + 1), fix=fix))
     for name, value in params.items():
         with gathered(errors):
             check_params({name: value}, taken, "the launch cell")

@@ -17,6 +17,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 from ..agreement.export import UNREAD
+from ..checks.agents import AgentLaunch, agent_checks
 from ..checks.fields import data_module_of, dataset_tag, fill_tags, tag_gate
 from ..checks.header import header_checks
 from ..checks.secrets import secrets_gate, values_gate
@@ -26,7 +27,7 @@ from ..core.check import Check
 from ..core.errors import FsdlError
 from ..core.files import is_url
 from ..core.rundir import RunDir, find_resumed, find_run_dir, run_words
-from ..core.settings import open_store, read_save_policy
+from ..core.settings import open_store, own_command, read_save_policy
 from ..core.states import FINAL
 from ..core.text import replaced
 from ..engines.listing import is_here, run_target
@@ -56,6 +57,8 @@ def _find_target(launch: Launch) -> None:
 
 
 def _read_settings(launch: Launch) -> None:
+    for name in ("on_limit", "on_end"):
+        own_command(launch.project.config, name)
     if "checkpoints" not in launch.project.config:
         raise NotAsked("[tool.fsdl_dev.checkpoints] says nothing")
     read_save_policy(launch.project.config, launch.on or launch.project.config.get("target"))
@@ -213,6 +216,27 @@ def _find_earlier(launch: Launch) -> None:
     launch.change_job(after=_can_be_waited_for(earlier, _the_target(launch)).id)
 
 
+def _agent_may(launch: Launch) -> list[Check]:
+    target, job = _the_target(launch), launch.job
+    if launch.agent is None:
+        raise NotAsked("a person launches it")
+    if job.search:
+        raise NotAsked("its trials were asked, not the process that launches them")
+    if target.is_test and os.environ.get("IN_TEST", "") not in ("", "0"):
+        raise NotAsked("a test launches it, on a target that is made for tests")
+    asked = AgentLaunch(
+        launch.agent,
+        job,
+        launch.policy,
+        target.name,
+        target.remote,
+        launch.exceptions,
+        launch.no_test,
+        launch.given,
+    )
+    return agent_checks(asked, launch.project)
+
+
 def _keeps_the_rules(launch: Launch) -> list[Check]:
     return ask_policy(launch, _installed())
 
@@ -272,6 +296,7 @@ def _tests_pass(launch: Launch) -> list[Check]:
         skip=launch.no_test,
         progress=replaced(launch.say),
         imported=launch.imports.files,
+        every=launch.agent is not None,
     )
 
 
@@ -345,6 +370,10 @@ GATES = (
     Gate("imports", "target", "What is imported from outside reaches the target.", _imports_reach_target),
     Gate("resume", "target", "The run to resume has a checkpoint.", _find_resumed),
     Gate("after", "target", "The run that is waited for can still succeed, on the same target.", _find_earlier),
+    Gate(
+        "agent", "target", "An agent uses no exception, skips no test, names a limit, and stays on its targets.",
+        _agent_may,
+    ),
     Gate("policy", "target", "It keeps the rules of the team.", _keeps_the_rules),
     Gate("quota", "target", "What its owner's runs hold keeps the rules of the team.", ask_quota, passing=True),
     Gate(

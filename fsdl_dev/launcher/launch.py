@@ -20,6 +20,7 @@ from .sweep import Values
 from ..money.ledger import Draw
 from ..money.limits import Limit
 from ..money.price import Price
+from ..policy.agents import Agent, acting_agent
 from ..policy.evaluate import usable_exceptions
 from ..policy.settings import Policy, read_policy
 from ..snapshot.imports import Imports, find_imports
@@ -122,6 +123,7 @@ class Launch:
     snapshot: Snapshot | None = None  # None: it is taken by the last gate
     exceptions: tuple[str, ...] = ()  # names of exceptions from the policy that it asks for
     sharers: int = 0  # how many runs share its limits at once; 0: as many as it has jobs
+    agent: Agent | None = field(default_factory=acting_agent)  # that makes it; None: a person
 
     # what the gates fill in
     target: Target | None = field(default=None, init=False)

@@ -26,7 +26,7 @@ from ..core.settings import Project
 from ..core.units import Money, say_seconds
 from ..engines.target import Target
 from .launch import Launch, NotAsked
-from ..money.budgets import BUDGETS, Share, read_budgets, shares_of
+from ..money.budgets import AGENTS, BUDGETS, Share, read_budgets, shares_of
 from ..money.ledger import Draw, Ledger, Standing, network_file_system, too_little
 from ..money.limits import Limit, first_save, limits_from_json, read_gpu_hours, read_idle
 from ..money.listed import offers
@@ -279,14 +279,18 @@ def ledger_of(project: Project, say: Callable[[str], None] | None = None) -> Led
     return Ledger(path, project.store, say)
 
 
-def budget_facts(job: Job, target: str) -> dict[str, Any]:
-    "What a budget may be of: the tags of a job, its target, and its family of models (the tag family, else model)."
-    return {"family": job.tags.get("model"), **job.tags, "target": target}
+def budget_facts(job: Job, target: str, agent: str = "") -> dict[str, Any]:
+    """What a budget may be of: the tags of a job, its target, its family of models (the tag family, else model), and
+    who launches it.
+    """
+    by = {"agent": agent, "by": "agent"} if agent else {"by": "person"}
+    return {"family": job.tags.get("model"), **job.tags, "target": target, **by}
 
 
 def _shares(launch: Launch, target: Target) -> list[Share]:
     job, now = launch.job, datetime.now(UTC)
-    return shares_of(read_budgets(launch.project.config), job.budget, budget_facts(job, target.name), now)
+    facts = budget_facts(job, target.name, launch.agent.name if launch.agent else "")
+    return shares_of(read_budgets(launch.project.config), job.budget, facts, now)
 
 
 def _most(launch: Launch, target: Target, share: Share) -> float | None:
@@ -298,6 +302,11 @@ def _most(launch: Launch, target: Target, share: Share) -> float | None:
     own = next((limit for limit in launch.limits if limit.kind == kind), None)
     if own:
         return own.amount - own.before
+    if share.budget.name == AGENTS:  # several that draw at once could use more together than what is left
+        counted = "money" if kind == "money" else "GPU hours"
+        what = f"The {share.name} counts {counted}, and this launch has no limit of it."
+        fix = "--max-cost 1" if kind == "money" else "--max-gpu-hours 1"
+        raise FsdlError(what, where="[tool.fsdl_dev.policy.agents] budget in pyproject.toml", fix=fix)
     if not target.remote:
         return None
     hour = Limit(kind, 0.0).an_hour(launch.price, slots_of(job)) * max(1, len(launch.jobs))
@@ -317,7 +326,7 @@ def wanted_of(launch: Launch, target: Target) -> tuple[list[tuple[Share, float |
         if budget.kind == "money" and price != budget.currency:
             text = _not_counted(share, target.name, price)
             fix = f"[tool.fsdl_dev.prices] {target.name} = 2.5 in pyproject.toml"
-            if launch.job.budget == budget.name:
+            if launch.job.budget == budget.name or (budget.name == AGENTS and target.remote):
                 raise FsdlError(text, where=f"--budget {budget.name}", fix=fix)
             checks.append(Check("budgets", "warn", text, BUDGETS, fix))
             continue
@@ -362,7 +371,7 @@ def look_at_budgets(launch: Launch, target: Target) -> list[Check]:
 def _refuse_without_budgets(launch: Launch) -> None:
     if launch.job.search:
         raise NotAsked("its trials draw on them")
-    if not launch.project.config.get("budgets") and launch.job.budget is None:
+    if launch.job.budget is None and not read_budgets(launch.project.config):
         raise NotAsked("no budget is configured")
 
 

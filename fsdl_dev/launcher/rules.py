@@ -95,6 +95,7 @@ def launch_facts(
     assert target is not None
     values, gpus = target_values(target), _gpus(launch, target)
     more: dict[str, Any] = {"target": target.name, "engine": target.kind, "door": launch.door}
+    more["agent"] = launch.agent.name if launch.agent else ""
     more["checkpoint_minutes"] = read_save_policy(launch.project.config, target.name).at_most / 60
     if "environment" in wanted:
         more["environment"] = _environment(launch, target)

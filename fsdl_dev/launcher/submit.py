@@ -19,7 +19,7 @@ from ..core.check import Check
 from ..core.event_kinds import Note
 from ..core.job import Job, LaunchRecord
 from ..core.rundir import RunDir, create_run_dir, run_words, write_json
-from ..core.settings import Project, open_store
+from ..core.settings import Project, open_store, own_command
 from .gates import all_gates
 from .launch import Launch
 from .limits import give_back, name_runs, run_limits
@@ -192,6 +192,8 @@ def launch_record(launch: Launch, job: Job) -> LaunchRecord:
         project=str(launch.project.root),
         created=datetime.now(UTC).isoformat(timespec="milliseconds"),
         owner=job.tags.get("owner"),
+        agent=launch.agent.name if launch.agent else "",
+        session=launch.agent.session if launch.agent else "",
         checks=tuple(launch.checks),
         door=launch.door,
         left_out=launch.left_out,
@@ -199,7 +201,8 @@ def launch_record(launch: Launch, job: Job) -> LaunchRecord:
         limits=tuple(limits_to_json(run_limits(launch))),
         budgets=tuple(asdict(draw) for draw in launch.draws),
         price=price_to_json(launch.price),
-        on_limit=str(launch.project.config.get("on_limit") or ""),
+        on_limit=own_command(launch.project.config, "on_limit"),
+        on_end=own_command(launch.project.config, "on_end"),
     )
 
 # %% ../../nbs/launcher/10_submit.ipynb #3eee5d15

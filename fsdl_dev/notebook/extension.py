@@ -14,13 +14,14 @@ from IPython.core.completer import SimpleCompletion, context_matcher
 from ..agreement.clean_import import stop_probe_server
 from ..agreement.kernel import remove_record
 from ..core.settings import find_project
+from .mark import start_mark, stop_mark
 from .welcome import welcome
 from ..records.run import Detached
 
 # %% ../../nbs/notebook/02_extension.ipynb #e27a5b14
 _NAMES = (
     "attach budgets cancel capacity check compare costs diff doctor export gpus launch lineage logs mirror models note"
-    " notebook package plan pictures policy promote queue reproduce rollback runs tag targets"
+    " notebook package plan pictures policy promote queue reproduce rollback runs share tag targets"
 )
 MAGICS = tuple(f"fsdl_{name}" for name in _NAMES.split())
 
@@ -79,10 +80,12 @@ def load_ipython_extension(shell) -> None:
     if not shell.custom_exceptions:  # another extension's stay
         shell.set_custom_exc((Detached,), _say_detached)
     print(welcome(shell))
+    start_mark(shell)
 
 
 def unload_ipython_extension(shell) -> None:
     "`%unload_ext fsdl_dev`."
+    stop_mark(shell)
     remove_record(shell)
     if _complete in shell.Completer.custom_matchers:
         shell.Completer.custom_matchers.remove(_complete)

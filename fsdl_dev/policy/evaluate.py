@@ -76,7 +76,8 @@ def break_check(
     if waiver:
         return Check(name, "warn", told, where, subject=subject, rule=rule.name, waived=waiver.said)
     ask = f"or ask {rule.owner} for an exception: --exception NAME"
-    ask = ask if rule.field.about is LaunchFacts else f"or ask {rule.owner} to change the rule"
+    if rule.field.about is not LaunchFacts or "agent" in rule.fields:
+        ask = f"or ask {rule.owner} to change the rule"
     return Check(name, "fail", told, where, f"{fix or fix_of(rule)}; {ask}", subject=subject, rule=rule.name)
 
 

@@ -38,6 +38,7 @@ class LaunchFacts:
     # fmt: off
     tags: dict[str, str] = _fact(dict, "the tags", "--tag {value}")
     owner: str = _fact("", "the owner", "--tag owner={value}")
+    agent: str = _fact("", "an agent", "ask a person to launch it")
     target: str = _fact("", "the target", "--on {value}")
     engine: str = _fact("", "the kind of the target", "--on a target of the kind {value}")
     kind: str = _fact("", "the kind of the job", "launch the code as a {value}")

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['Series', 'RUN_COLOURS', 'downsample', 'bucket_means', 'smooth', 'split_name', 'panels', 'Curve', 'stage_curves',
-           'deviation', 'mean_curve', 'draw_curves', 'curves_html', 'metrics_table', 'blocks', 'sparkline']
+           'deviation', 'mean_curve', 'draw_curves', 'switches_html', 'with_switches', 'curves_html', 'metrics_table',
+           'blocks', 'sparkline']
 
 # %% ../../nbs/records/01_curves.ipynb #024074a1
 import base64
@@ -126,11 +127,11 @@ class Curve:
         "Where the first value is that is no number."
         return next((at for at, value in self.points if not math.isfinite(value)), None)
 
-    def average(self, buckets: int, log: bool = False) -> list:
-        "The points, averaged and smoothed as they are drawn: on a logarithmic axis by their logarithms."
+    def average(self, buckets: int, log: bool = False, parts: int = 60) -> list:
+        "The points, averaged and smoothed over so many parts of the axis: on a logarithmic one by their logarithms."
         points = [(at, math.log(value)) for at, value in self.finite] if log else self.finite
         at, means = zip(*bucket_means(points, buckets))
-        smoothed = smooth(list(means), max(0.0, 1 - 60 / len(means)))
+        smoothed = smooth(list(means), max(0.0, 1 - parts / len(means)))
         return list(zip(at, map(math.exp, smoothed) if log else smoothed))
 
 
@@ -207,20 +208,33 @@ class _Axes:
         return round(96 - 92 * (value - low) / ((high - low) or 1), 2)
 
 
-def _axes(curves: list[Curve]) -> _Axes:
+def _axes(
+    curves: list[Curve],
+    log: bool | None = None,  # None: where the values lie far apart
+) -> _Axes:
     steps = [step for curve in curves for step, _ in curve.points]
     values = [value for curve in curves for _, value in curve.points]
     values += [value for curve in curves for _, *both in curve.band for value in both]
     values = [value for value in values if math.isfinite(value)] or [0.0]
     low, high = min(values), max(values)
-    return _Axes(min(steps), max(steps), low, high, low > 0 and high / low > 50)
+    log = low > 0 and high / low > 50 if log is None else log
+    return _Axes(min(steps), max(steps), low, high, log)
+
+
+def _log_ticks(low: float, high: float) -> list[float]:
+    "Powers of ten between two values; within two decades 2 and 5 times these, and nothing where that is one value."
+    first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
+    if last - first >= 1:
+        return [10.0**power for power in range(first, last + 1, (last - first) // 5 + 1)]
+    within = [size * 10.0**power for power in range(first - 1, last + 2) for size in (1, 2, 5)]
+    within = [value for value in within if low <= value <= high]
+    return within if len(within) > 1 else []
 
 
 def _ticks(low: float, high: float, log: bool = False) -> list[float]:
     "Two to five round numbers between two values."
-    if log:
-        first, last = math.ceil(math.log10(low)), math.floor(math.log10(high))
-        return [10.0**power for power in range(first, last + 1, (last - first) // 5 + 1)]
+    if log and (found := _log_ticks(low, high)):
+        return found
     if high <= low:
         return [low]
     size = 10.0 ** math.floor(math.log10((high - low) / 2))
@@ -288,20 +302,33 @@ def _dot(point: tuple, axes: _Axes, colour: str) -> str:
     return f'<path d="M{at}L{at}" stroke="{colour}" stroke-width="7" vector-effect="non-scaling-stroke"/>'
 
 
-def _drawing(curves: list[Curve], axes: _Axes) -> str:
+_NOISY = 60  # points from which a curve is drawn pale, with its average over it
+_SMOOTHINGS = ("some", "none", "strong")  # the first is what a page shows that knows no switches
+_STRONG = 12  # parts of the axis that strong smoothing tells apart
+
+
+def _curve_paths(curve: Curve, axes: _Axes, buckets: int, smoothing: str, alone: bool) -> str:
+    "One curve: its points, pale where an average lies over them."
+    noisy = len(curve.finite) > (_STRONG if smoothing == "strong" else _NOISY)
+    averaged, drawn = noisy and smoothing != "none", ""
+    kept = downsample(curve.finite, buckets)
+    if len(kept) == 1:
+        drawn += _dot(kept[0], axes, curve.colour)
+    elif kept and (not averaged or alone):
+        drawn += _path(kept, axes, curve.colour, 0.9 if noisy else curve.width, faint=averaged)
+    if averaged:
+        average = curve.average(buckets, axes.log, _STRONG if smoothing == "strong" else _NOISY)
+        drawn += _path(average, axes, curve.colour, curve.width)
+    if curve.broken is not None:
+        drawn += _path([(curve.broken, axes.low), (curve.broken, axes.high)], axes, "#d64545", 1.2)
+    return drawn
+
+
+def _drawing(curves: list[Curve], axes: _Axes, smoothing: str = "some", fine: bool = True) -> str:
     "The lines alone as an SVG image: no text, so it can be stretched, and it is seen on any background."
+    buckets = max(20, (300 if fine else 60) // len(curves))
     drawn = "".join(_band(curve, axes) for curve in curves)
-    for curve in curves:
-        buckets, noisy = max(20, 300 // len(curves)), len(curve.finite) > 60
-        kept = downsample(curve.finite, buckets)
-        if len(kept) == 1:
-            drawn += _dot(kept[0], axes, curve.colour)
-        elif kept and (not noisy or len(curves) <= 4):
-            drawn += _path(kept, axes, curve.colour, 0.9 if noisy else curve.width, faint=noisy)
-        if noisy:
-            drawn += _path(curve.average(buckets, axes.log), axes, curve.colour, curve.width)
-        if curve.broken is not None:
-            drawn += _path([(curve.broken, axes.low), (curve.broken, axes.high)], axes, "#d64545", 1.2)
+    drawn += "".join(_curve_paths(curve, axes, buckets, smoothing, len(curves) <= 4) for curve in curves)
     svg = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 100 100" preserveAspectRatio="none"'
     svg += f' fill="none" stroke-linecap="round" stroke-linejoin="round">{drawn}</svg>'
     return base64.b64encode(svg.encode()).decode()
@@ -343,6 +370,8 @@ _STYLE = """<style>
 .fsdl-panel{flex:1 1 250px;max-width:640px;font-size:11px;line-height:1.35}
 .fsdl-panel span{white-space:nowrap;margin-left:10px}
 .fsdl-plot{position:relative;height:112px;margin:5px 10px 20px 44px}
+.fsdl-plot img{position:absolute;width:100%!important;height:100%!important;max-width:none!important;
+margin:0!important;background:none}
 .fsdl-plot i,.fsdl-plot b,.fsdl-plot b:hover::before{position:absolute}
 .fsdl-plot i{font-style:normal}
 .fsdl-plot i::before{content:attr(data-t);position:absolute;white-space:nowrap;opacity:.8}
@@ -355,7 +384,56 @@ _STYLE = """<style>
 white-space:pre;background:#1f2933;color:#fff;padding:3px 8px;border-radius:4px;font-weight:normal;
 pointer-events:none}
 .fsdl-plot b.r:hover::after{left:auto;right:calc(100% - var(--x) + 7px)}
+.fsdl-plot em{position:absolute;right:0;bottom:calc(100% + 2px);font-style:normal;opacity:.75;white-space:nowrap}
 </style>"""
+
+
+def _switch_rules() -> str:
+    "What the two switches show and hide. A page that strips styles shows neither them nor what they choose."
+    rules = []
+    for scale, other in (("linear", "log"), ("log", "linear")):
+        chosen = f".fsdl-switched:has(.fsdl-{scale}:checked)"
+        rules += [
+            f"{chosen} .fsdl-plot:has(.{scale}) .fsdl-axis.{other}{{display:none!important}}",
+            f"{chosen} .fsdl-axis.{scale}{{display:block!important}}",
+        ]
+    rules.append(".fsdl-switched:has(.fsdl-log:checked) .fsdl-plot em.no-log{display:block!important}")
+    for smoothing in _SMOOTHINGS[1:]:
+        chosen = f".fsdl-switched:has(.fsdl-{smoothing}:checked)"
+        rules += [
+            f"{chosen} .fsdl-axis:has(.{smoothing}) .some{{display:none!important}}",
+            f"{chosen} .fsdl-axis img.{smoothing}{{display:block!important}}",
+        ]
+    return "\n".join(rules)
+
+
+_HIDDEN = 'hidden="hidden"'  # with a value: JupyterLab takes an empty one out of a page that is not trusted
+_SWITCHES = """.fsdl-switches{font-size:11px;margin:6px 0 0}.fsdl-switches label{margin-right:14px;display:inline-block}
+.fsdl-switches select{font-size:11px;color:inherit;background:transparent;border:1px solid rgba(128,138,152,.5);
+border-radius:4px;padding:1px 2px}
+.fsdl-switches option{color:#111;background:#fff}
+.fsdl-switched .fsdl-switches[hidden]{display:block!important}"""
+
+
+def switches_html() -> str:
+    "Two labelled choices, of smoothing and of the vertical axis, for what stands with them in a `fsdl-switched`."
+
+    def choice(label: str, options: list[tuple[str, str]]) -> str:
+        inner = "".join(
+            f'<option class="fsdl-{name}"{" selected" if name in ("some", "auto") else ""}>{text}</option>'
+            for name, text in options
+        )
+        return f"<label>{label} <select>{inner}</select></label>"
+
+    smoothing = choice("smoothing", [("none", "none"), ("some", "some"), ("strong", "strong")])
+    scale = choice("vertical axis", [("auto", "automatic"), ("linear", "linear"), ("log", "logarithmic")])
+    style = f"<style>\n{_SWITCHES}\n{_switch_rules()}\n</style>"
+    return f'{style}<div class="fsdl-switches" {_HIDDEN}>{smoothing}{scale}</div>'
+
+
+def with_switches(curves: str) -> str:
+    "Curves that were drawn with every choice, below the switches."
+    return f'<div class="fsdl-switched">{switches_html()}{curves}</div>' if curves else ""
 
 
 def _legend(curve: Curve) -> str:
@@ -364,29 +442,62 @@ def _legend(curve: Curve) -> str:
     return f'<span><i style="{bar}"></i> {html.escape(curve.label)}{nan}</span>'
 
 
-def _panel(title: str, curves: list[Curve], said: int, unit: str) -> str:
-    "One panel: title and legend, grid, lines, and the values under the pointer."
-    axes = _axes(curves)
-    span = f"{title}, {unit}s {axes.first:,.12g} to {axes.last:,.12g}: "
-    ends = [f"{c.label} from {c.points[0][1]:.4g} to {c.points[-1][1]:.4g}" for c in curves[:said]]
+_CHOSEN = 'alt="the same, smoothed otherwise"'  # of pictures that a switch shows
+
+
+def _axis_html(curves: list[Curve], axes: _Axes, smoothings: Sequence[str], about: str, shown: bool) -> str:
+    "The values of an axis and the lines on it, an image for each smoothing, of which the first is seen."
     marks = [
         f'<i class="y" style="top:{axes.y(value):g}%" data-t="{value:g}"></i>'
         for value in _ticks(axes.low, axes.high, axes.log)
     ]
-    marks += [
-        f'<i class="x" style="left:{axes.x(step):g}%" data-t="{step:,.12g}"></i>'
-        for step in _ticks(axes.first, axes.last)
-    ]
-    picture = (
-        f'<img width="300" height="112" alt="{html.escape(span + "; ".join(ends))}"'
-        ' style="position:absolute;width:100%;height:100%;max-width:none;margin:0;background:none"'
-        f' src="data:image/svg+xml;base64,{_drawing(curves[::-1], axes)}">'
+    seen = (
+        f'alt="{about}"'  # no style of its own: one that a page keeps without the others would cover the card
     )
+    pictures = [
+        f'<img class="{smoothing}" width="300" height="112" {f"{_HIDDEN} {_CHOSEN}" if at else seen}'
+        f' src="data:image/svg+xml;base64,{_drawing(curves[::-1], axes, smoothing, shown and not at)}">'
+        for at, smoothing in enumerate(smoothings)
+    ]
+    name = "<em>log axis</em>" if axes.log else ""
+    kind = f"fsdl-axis {'log' if axes.log else 'linear'}"
+    return f'<div class="{kind}"{"" if shown else f" {_HIDDEN}"}>{name}{"".join([*marks, *pictures])}</div>'
+
+
+def _plot_html(curves: list[Curve], unit: str, about: str, choices: bool, columns: int) -> str:
+    "The lines on their axes and what the pointer shows; with `choices` also what the switches choose."
+    first, smoothings = _axes(curves), _SMOOTHINGS[:1]
+    axes, longest = [first], max(len(curve.finite) for curve in curves)
+    if choices:
+        smoothings = (
+            _SMOOTHINGS if longest > _NOISY else ("some", "strong") if longest > _STRONG else smoothings
+        )
+        axes += [_axes(curves, not first.log)] if 0 < first.low < first.high else []
+    marks = [
+        f'<i class="x" style="left:{first.x(step):g}%" data-t="{step:,.12g}"></i>'
+        for step in _ticks(first.first, first.last)
+    ]
+    marks += [_axis_html(curves, one, smoothings, about, one is first) for one in axes]
+    if choices and len(axes) == 1:
+        marks.append(
+            f'<em class="no-log" {_HIDDEN}>linear: not all values are above 0, or all are the same</em>'
+        )
+    return f'<div class="fsdl-plot">{"".join(marks)}{_hover(curves, first, unit, columns)}</div>'
+
+
+def _panel(
+    title: str, curves: list[Curve], said: int, unit: str, choices: bool = False, columns: int = 60
+) -> str:
+    "One panel: title and legend, grid, lines, and the values under the pointer."
+    axes = _axes(curves)
+    span = f"{title}, {unit}s {axes.first:,.12g} to {axes.last:,.12g}: "
+    ends = [f"{c.label} from {c.points[0][1]:.4g} to {c.points[-1][1]:.4g}" for c in curves[:said]]
+    about = html.escape(span + "; ".join(ends))
     legend = "".join(map(_legend, curves[:said]))
     more = f"<span>and {len(curves) - said} more</span>" if len(curves) > said else ""
     return (
         f'<div class="fsdl-panel"><b>{html.escape(title)}</b>{legend}{more}'
-        f'<div class="fsdl-plot">{"".join(marks)}{picture}{_hover(curves, axes, unit)}</div></div>'
+        f"{_plot_html(curves, unit, about, choices, columns)}</div>"
     )
 
 
@@ -394,13 +505,15 @@ def curves_html(
     drawn: list[tuple[str, list[Curve]]],  # title and curves of each panel, the most important curve first
     said: int = 5,  # curves of a panel that the legend names
     unit: str = "step",  # of the horizontal axis
+    choices: bool = False,  # draw what `switches_html` can choose, too
+    columns: int = 60,  # places of the pointer that show other values
 ) -> str:  # "" where there is nothing to draw
     """Curves as HTML and SVG: values are shown under the pointer, without a script, a kernel or a network.
 
     Where a page strips styles (a notebook that is not trusted, a code host), the lines alone are left.
     """
     shown = [(title, [c for c in curves if c.points]) for title, curves in drawn]
-    parts = "".join(_panel(title, curves, said, unit) for title, curves in shown if curves)
+    parts = "".join(_panel(title, curves, said, unit, choices, columns) for title, curves in shown if curves)
     return f'{_STYLE}<div class="fsdl-curves">{parts}</div>' if parts else ""
 
 # %% ../../nbs/records/01_curves.ipynb #77df9735

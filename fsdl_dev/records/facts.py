@@ -111,6 +111,8 @@ class RunFacts:
     kind: str | None  # cell, function, script or notebook
     name: str | None  # of the job
     owner: str | None  # who launched it
+    agent: str | None  # the agent that launched it for its owner; null: a person
+    session: str | None  # the agent's conversation or task
     params: dict[str, Any]  # of a script its named arguments
     tags: dict[str, Any]  # as they are now
     earlier: dict[str, str] = field(metadata={"key": "from"})  # run -> resumed from, started after or repeats
@@ -202,6 +204,8 @@ def run_facts(
         kind=job.kind,
         name=job.name,
         owner=job.launch.owner,
+        agent=job.launch.agent or None,
+        session=job.launch.session or None,
         params=run.params,
         tags=run.tags,
         earlier=dict(earlier_runs(job)),

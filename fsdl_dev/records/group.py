@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from typing import Any
 
 from ..core.errors import FsdlError
@@ -124,7 +125,8 @@ class RunGroup(list):
 
         alive = self.alive
         with ThreadPoolExecutor(_AT_ONCE) as pool:
-            errors = list(pool.map(ask, alive))
+            own = [copy_context() for _ in alive]  # who acts is known in the threads, too
+            errors = list(pool.map(lambda context, run: context.run(ask, run), own, alive))
         failed = [(run.words, error) for run, error in zip(alive, errors) if error]
         if failed:
             names, first = say_some([words for words, _ in failed], 3), failed[0][1]

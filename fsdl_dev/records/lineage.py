@@ -331,6 +331,7 @@ def read_row(
     if known := resumed or kept_view(run):
         view, tail.offsets = known
         view.metrics.drop_curves()
+        view.resources.drop_curves()
     before = view.count
     news = view.update(tail.stream()).count != before
     goes_on = view.alive or _awaits_account(run, view)

@@ -30,6 +30,7 @@ from ..core.states import FINAL, refuse_newer_state
 from ..core.text import printable, tail_log
 from ..core.units import say_seconds
 from ..engines.target import Target
+from ..policy.agents import refuse_others_run
 from fsdl_dev.records.checkpoints import (
     Checkpoint,
     best_checkpoint,
@@ -427,6 +428,7 @@ class Run:
     def cancel(self) -> "Run":
         "Ask the run to save a checkpoint and stop. A run that has ended stays as it is."
         if self.view.alive:
+            refuse_others_run(self.words, self.job.launch.agent, "fsdl cancel")
             refuse_newer_state(self.words, self.state)
             self.target.cancel(self.dir)
         return self

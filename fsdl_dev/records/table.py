@@ -178,9 +178,13 @@ def job_key(job: Job) -> str:
     return job.notebook or job.script or job.module or ""
 
 
-def run_tags(job: Job, view: RunView) -> dict[str, Any]:
-    "The tags of a launch with what was changed later; without a dataset, the one whose digest the job wrote."
+def run_tags(job: JobRecord, view: RunView) -> dict[str, Any]:
+    """The tags of a launch with what was changed later; without a dataset, the one whose digest the job wrote. The
+    agent and its session are those of the launch, whatever was changed.
+    """
     tags = {**job.tags, **view.remarks.tags}
+    if job.launch.agent:
+        tags |= {"agent": job.launch.agent, "session": job.launch.session or None}
     if not tags.get("dataset") and view.inputs.digests:
         tags["dataset"] = dataset_tag(view.inputs.digests)
     return {name: value for name, value in tags.items() if value is not None}

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['say_number', 'say_mean', 'say_value', 'say_pairs', 'say_moment', 'say_away', 'say_unwritable', 'say_queue',
-           'say_share', 'say_stage', 'say_progress']
+           'say_share', 'say_stage', 'say_standing', 'say_progress']
 
 # %% ../../nbs/records/06_words.ipynb #b74ce302
 import re
@@ -132,6 +132,32 @@ def _say_epoch(view: RunView) -> str:
     return f"epoch {min(epoch, epochs)}/{epochs}" if epochs else f"epoch {epoch}"
 
 
+def _say_place(place: Mapping[str, Any]) -> str:
+    "A place of an event: the launch cell line 3, cell 4 line 13, train.py line 7."
+    where = Path(str(place.get("file", ""))).name
+    if place.get("cell_id"):
+        number = f" {place['cell_number']}" if place.get("cell_number") else ""
+        where = f"{'launch ' if place.get('launch') else ''}cell{number}"
+    name = str(place.get("function") or "")
+    return printable(
+        f"{'' if name.startswith('<') or not name else f'{name}, '}{where} line {place.get('line')}"
+    )
+
+
+def say_standing(view: RunView) -> str:
+    "Where a training is that makes no step: rank 0 in training_step, cell 4 line 13; empty where that is not known."
+    standing = view.progress.standing if view.standstill() else []
+    if not standing:
+        return ""
+    event, waiting = standing[0], sum(bool(one.waits) for one in standing[1:])
+    inside = "" if event.waits else printable(event.inside)
+    where = inside or "a line of no code of yours"
+    if event.place:
+        where = _say_place(event.place) + (f" ({inside})" if inside else "")
+    others = f"; {waiting} other rank{'s wait' if waiting > 1 else ' waits'} for it" if waiting else ""
+    return f"rank {event.rank or 0} in {where}{others}"
+
+
 def say_progress(view: RunView) -> str:
     "Where a run stands, in one line without its state."
     if phase := _say_phase(view):
@@ -140,7 +166,8 @@ def say_progress(view: RunView) -> str:
         return say_queue(view)
     parts, left = [say_stage(view), _say_step(view), _say_epoch(view)], view.remaining()
     if waited := view.standstill():
-        parts.append(f"no step for {say_seconds(waited // 1)}")
+        where = say_standing(view)
+        parts.append(f"no step for {say_seconds(waited // 1)}{': ' if where else ''}{where}")
     elif view.alive and view.progress.rate:
         parts.append(f"{view.progress.rate:.3g} steps/s")
     if left is not None and view.progress.step != view.progress.total:

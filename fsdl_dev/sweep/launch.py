@@ -107,7 +107,9 @@ def estimate(
 _ENVIRONMENT = ("CUDA_VISIBLE_DEVICES", "PYTHONPATH", "OMP_NUM_THREADS")
 
 
-_ASKED_OF_TRIAL = dict.fromkeys(("history", "conditions", "policy", "quota"), "its trials were asked")
+_ASKED_OF_TRIAL = dict.fromkeys(
+    ("history", "conditions", "agent", "policy", "quota"), "its trials were asked"
+)
 
 
 def _sweep_again(

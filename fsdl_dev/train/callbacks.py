@@ -332,6 +332,7 @@ class RunEvents(pl.Callback):
             self._computed_again = True
             # the time it took says nothing about steps per second
             self._told, self._told_step = time.monotonic(), trainer.global_step
+            self._write(Stage(stage="train"))
 
     def on_train_epoch_end(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self._metrics(trainer)

@@ -97,10 +97,17 @@ def _job_environment(
         Env.PROCS: str(job.resources.procs),
         Env.GRACE: str(placement.grace_seconds),
         Env.MAX_RESTARTS: str(job.resources.restarts),
+        **_of_agent(run),
         **({Env.RESUME: str(resume)} if resume else {}),
         **({Env.STRATEGY: job.strategy} if job.strategy else {}),
         **({Env.RUNTIME: placement.runtime} if placement.runtime else {}),
     }
+
+
+def _of_agent(run: RunDir) -> dict[str, str]:
+    "What the code of an agent's run launches is the agent's too."
+    record = run.job().launch
+    return {Env.AGENT: record.agent, Env.AGENT_SESSION: record.session} if record.agent else {}
 
 
 def _programs(path: str) -> str:

@@ -30,6 +30,7 @@ from .failures import own_failure, real_failures, write_failure, write_result
 from .gang import lead as gang
 from .inside import load_inside
 from .job.saved import announce_others, announce_unheard
+from .job.tell_end import tell_end
 from .life import Life
 from fsdl_dev.worker.processes import (
     QueueLeft,
@@ -164,6 +165,7 @@ class Worker(RunWriter):
         finish(self, ended)
         self.end_feeds()
         if ended.state in FINAL:
+            tell_end(self.run, self.writer, ended.state, ended.reason)
             keep_view(self.run)
         dismiss(self.guardian)
         self.stop.deafen()

@@ -552,7 +552,7 @@ def test_trackers_cancel_and_resume(desk):
     desk.wait(
         lambda: {"wandb", "tensorboard"} <= {told.name for told in first.refresh().services.trackers}
     )
-    command = next(told["sync"] for told in first.refresh().services.trackers if told.get("sync"))
+    command = next(told.sync for told in first.refresh().services.trackers if told.sync)
     folder = Path(command.removeprefix("wandb sync ").strip("'"))
     assert list(folder.glob("*.wandb")) and folder.is_relative_to(first.path / "trackers")
     assert command in desk.ask("first")

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import pytest
 from conftest import write_notebook
@@ -9,6 +10,7 @@ from repository import ROOT
 
 pytest.importorskip("nbdev")
 import docs  # noqa: E402
+import llms  # noqa: E402
 import reference  # noqa: E402
 
 import fsdl_dev  # noqa: E402
@@ -108,3 +110,15 @@ def test_a_bad_cell_costs_its_own_page_only(tmp_path):
     assert "ImportError" in failure and "nothing_of_this" in failure
     page = (tmp_path / "out" / "00_bad.ipynb").read_text()
     assert "built without executing it" in page and "1 + 1" in page and "A cell fails." in page
+
+
+def test_llms_txt_names_each_guide_and_each_page_of_the_reference():
+    text = llms.llms_text(docs.NOTEBOOKS, docs.guide_sections())
+    assert re.match(r"# fsdl_dev\n\n> \w", text) and "fsdl help --json" in text
+    pages = re.findall(r"^- \[[^]]+\]\(([^)]+)\): \w", text, re.M)
+    guides = [
+        Path(name).with_suffix(".html").as_posix()
+        for one in docs.guide_sections()
+        for name in one["contents"]
+    ]
+    assert pages == [*guides, *(f"reference/{name}.html" for name in reference.PAGES)]

@@ -134,7 +134,7 @@ def _expected(budget: Budget) -> list[str]:
 
 def budgets_text(project: Project, rows: list[BudgetRow]) -> str:
     "The budgets for a terminal."
-    if not project.config.get("budgets"):
+    if not rows and not read_budgets(project.config):
         return f'This project has no budgets. They stand in pyproject.toml, such as:\n\n{BUDGETS}\nnight = "100 USD"'
     lines, now = [], datetime.now(UTC)
     for row in rows:

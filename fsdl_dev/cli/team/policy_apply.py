@@ -30,6 +30,7 @@ from fsdl_dev.engines.enforce import (
     undo_changes,
 )
 from ...engines.target import get_target
+from ...policy.agents import refuse_agent
 from ...policy.quotas import Quotas, read_quotas
 
 # %% ../../../nbs/cli/team/02_policy_apply.ipynb #2e198d56
@@ -158,6 +159,7 @@ def policy_apply(on, yes, dry_run, as_text, undoing, as_json):
 
 def _change(asked: _Apply, there: Enforced, changes: list[Change], undoing: bool, yes: bool) -> None:
     "Ask where nothing was said, and make the changes."
+    refuse_agent("fsdl policy apply")
     if not changes and not undoing:
         return
     if changes and not yes:

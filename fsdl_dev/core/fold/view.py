@@ -67,7 +67,7 @@ class RunView:
     @classmethod
     def without_curves(cls) -> "RunView":
         "An empty view that keeps no curves, for an index of many runs."
-        return cls(metrics=Metrics(most=0))
+        return cls(metrics=Metrics(most=0), resources=Resources(most=0))
 
     # ---- folding
 
@@ -121,22 +121,14 @@ class RunView:
     def standstill(self) -> float | None:  # seconds since the newest step; None while there are steps
         """How long a training has made no step, once that is ten times what a step takes.
 
-        The run's own events say it, those of the machine's use among them: news that is late is no standstill. Who
-        opens a run later has read few of its steps: then the rate that the training tells counts.
+        The run's own events say it, those of the machine's use among them: news that is late is no standstill.
         """
-        progress, pace = self.progress, self.progress.pace
-        if self.state != "running" or progress.stage != "train" or self.search.summary or not pace:
+        progress = self.progress
+        patience = progress.patience
+        if self.state != "running" or self.search.summary or patience is None:
             return None
-        waited = (self.life.clock.newest or pace.t) - pace.t
-        script = progress.epoch is None  # it tells its steps, and not what else it does
-        if script and not pace.steps and not progress.rate:
-            return None
-        usual, least = _FIRST_STEP / 10, _FIRST_STEP if script else 5.0
-        if pace.steps:
-            usual = pace.seconds / pace.steps
-        elif progress.rate:
-            usual = 1 / progress.rate
-        return waited if waited > max(least, 10 * usual) else None
+        waited = (self.life.clock.newest or progress.since) - progress.since
+        return waited if waited > patience else None
 
     def remaining(self) -> float | None:
         """Seconds still to go by the steps left and the pace of the last minutes; None where either is unknown.
@@ -156,8 +148,6 @@ class RunView:
         return max(0.0, (progress.total - progress.step) / rate)
 
 
-_FIRST_STEP = 60.0  # seconds that the first step may take, and what a script does between two steps
-
 # kind of event -> the parts that take it, and how
 _FOLDS: dict[str, list[tuple[str, Callable]]] = {}
 for _name, _part in get_type_hints(RunView).items():
@@ -166,7 +156,7 @@ for _name, _part in get_type_hints(RunView).items():
 
 # %% ../../../nbs/core/fold/04_view.ipynb #229d1d77
 # Of all that is derived from events: kept views, summaries of runs, the index. Raise it where a fold or a part changes.
-FOLD_VERSION = 15
+FOLD_VERSION = 16
 _KEPT = "view.json"  # in the run directory
 
 

@@ -128,7 +128,8 @@ class Costs:
         hours = sum(one.slot_hours for one in self.groups)
         lost = sum(sum(one.lost_hours.values()) for one in self.groups)
         share = f", {lost / hours:.0%} of the hours brought nothing" if hours else ""
-        return f"{runs:,} run{'s' * (runs != 1)}, {succeeded:,} succeeded: {money + ', ' if money else ''}{hours:,.4g} slot hours{share}."
+        used = f"{money + ', ' if money else ''}{hours:,.4g} slot hours{share}"
+        return f"{runs:,} run{'s' * (runs != 1)}, {succeeded:,} succeeded: {used}."
 
     def to_text(self, width: int | None = None) -> str:
         "A table for a terminal."

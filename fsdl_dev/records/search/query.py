@@ -31,7 +31,7 @@ FIELDS |= {
     "cost": "money",
     "currency": "text",
 }
-TAGS = ("owner", "task", "dataset", "status", "sweep")  # every project may have them
+TAGS = ("owner", "task", "dataset", "status", "sweep", "agent", "session")  # every project may have them
 
 # the values of a field that has no others
 _FIXED_WORDS = {

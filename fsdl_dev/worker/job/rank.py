@@ -25,6 +25,7 @@ from ...core.protocol import Env
 from ...core.rundir import RunDir
 from .join import join_trainers
 from .run_job import isolate_imports, run_kind
+from .standstill import watch_standstill
 from ..processes import die_with_parent
 from ..signals import ImportNews, write_surely
 from ..trackers import announce_files
@@ -176,6 +177,7 @@ def main(folder: str) -> int:
     isolate_imports(Path(os.environ[Env.CODE]), Path(os.environ[Env.PROJECT]), job.cwd)
     announce_files(run.writer(f"rank{rank}", rank))
     join_trainers()
+    watch_standstill(Path(os.environ[Env.CODE]), job)
     status = run_job(run, job, rank)
     if status == 143:
         leave_quickly()

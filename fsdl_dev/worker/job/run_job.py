@@ -30,6 +30,7 @@ from ...core.errors import FsdlError, did_you_mean
 from ...core.job import Job
 from ...core.protocol import IMPORTS, Env
 from .join import join_trainers
+from .standstill import watch_standstill
 
 # %% ../../../nbs/worker/job/01_run_job.ipynb #ab4c1987
 def _in_environment(path: Path, root: Path) -> bool:
@@ -137,6 +138,7 @@ def prepare_kernel(code: Path, project: Path, folder: str) -> None:
     isolate_imports(code, project, folder)
     MadeModules(code, project)
     join_trainers()
+    watch_standstill(code)
     if shell := get_ipython():
         shell.ask_exit = sys.exit  # `exit()` and `quit()`: a client that executes cells goes on after them
     _quiet_kernel()
