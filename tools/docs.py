@@ -58,7 +58,7 @@ GUIDES = {
         "tutorials/capacity_and_waste",
         "tutorials/trackers",
         "tutorials/ci",
-        "tutorials/editors",
+        "tutorials/outside_jupyterlab",
         "tutorials/disk_use",
         "tutorials/several_users",
         "tutorials/your_own_queue",
