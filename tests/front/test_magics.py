@@ -549,9 +549,7 @@ def test_trackers_cancel_and_resume(desk):
     )
 
     # the trackers: a process beside the worker wrote the files, and the card has the line that uploads them
-    desk.wait(
-        lambda: {"wandb", "tensorboard"} <= {told.name for told in first.refresh().services.trackers}
-    )
+    desk.wait(lambda: {"wandb", "tensorboard"} <= {told.name for told in first.refresh().services.trackers})
     command = next(told.sync for told in first.refresh().services.trackers if told.sync)
     folder = Path(command.removeprefix("wandb sync ").strip("'"))
     assert list(folder.glob("*.wandb")) and folder.is_relative_to(first.path / "trackers")

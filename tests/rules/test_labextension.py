@@ -47,7 +47,18 @@ def test_the_wheel_installs_it(working_copy, tmp_path):
     ]
     assert {f"{PLACE}/{file}" for file in files} == set(inside)
     prefix = tmp_path / "prefix"
-    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--prefix", str(prefix), str(wheel)]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--no-deps",
+        "--ignore-installed",
+        "--prefix",
+        str(prefix),
+        str(wheel),
+    ]
     subprocess.run(install, check=True)
     assert (prefix / PLACE / "static" / "remoteEntry.js").read_bytes() == (
         FOLDER / "static" / "remoteEntry.js"
