@@ -127,6 +127,19 @@ def page_variables(page: Page, pages: dict[str, Page], config: dict) -> list[tup
     return [(name, value) for name, value in variables if value]
 
 
+def plain_text(markup: str) -> str:
+    """What a reader sees of some HTML, in one line."""
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", markup)).split())
+
+
+def page_kind(name: str) -> str:
+    """What the search puts first: guides, then the reference, then the internals."""
+    folder = name.partition("/")[0]
+    if folder in ("tutorials", "explanation") or "/" not in name:
+        return "internals" if folder == "api.ipynb" else "guide"
+    return "reference" if folder == "reference" else "internals"
+
+
 def render_page(page: Page, pages: dict[str, Page], config: dict, out: Path) -> tuple[dict, str]:
     """Write one page; return its entry for the search and pandoc's warnings."""
     web, style = config.get("website", {}), (config.get("format") or {}).get("html") or {}
@@ -154,8 +167,18 @@ def render_page(page: Page, pages: dict[str, Page], config: dict, out: Path) -> 
     if result.returncode:
         raise RuntimeError(f"{page.name}: {result.stderr}")
     main = target.read_text().split("<main", 1)[1].split("</main", 1)[0].split(">", 1)[1]
-    text = re.sub(r"<[^>]+>", " ", re.sub(r"(?s)<(script|style|math).*?</\1>", "", main))
-    entry = {"href": page.out, "title": page.title, "text": " ".join(html.unescape(text).split())}
+    text = re.sub(r"(?s)<(script|style|math).*?</\1>", "", main)
+    headings = [
+        [plain_text(heading), name]
+        for name, heading in re.findall(r'(?s)<section id="([^"]+)"[^>]*>\s*<h[23][^>]*>(.*?)</h[23]>', main)
+    ]
+    entry = {
+        "href": page.out,
+        "title": page.title,
+        "kind": page_kind(page.name),
+        "headings": headings,
+        "text": plain_text(text),
+    }
     return entry, result.stderr
 
 
