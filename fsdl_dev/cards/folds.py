@@ -86,15 +86,16 @@ def system_panels(view: RunView) -> tuple[list[tuple[str, list[Curve]]], str]:  
         return [], "second"
     began = min(moments)
     _, size, unit = next(one for one in _UNITS if max(moments) - began >= one[0])
-    panels = []
-    for title, value in _MEASURES:
-        curves = []
-        for at, (name, points) in enumerate(machines.items()):
-            found = [(round((use.t - began) / size, 2), value(use)) for use in points]
-            shown = bucket_means([(x, y) for x, y in found if y is not None], _POINTS)
-            curves.append(Curve(name or "used", RUN_COLOURS[at % len(RUN_COLOURS)], shown))
-        panels += [(title, curves)] if any(len(curve.points) > 1 for curve in curves) else []
-    return panels, unit
+
+    def curve(at: int, name: str, value: Callable[[Use], float | None]) -> Curve:
+        known = [(round((use.t - began) / size, 2), value(use)) for use in machines[name]]
+        shown = bucket_means([(x, y) for x, y in known if y is not None], _POINTS)
+        return Curve(name or "used", RUN_COLOURS[at % len(RUN_COLOURS)], shown)
+
+    panels = [
+        (title, [curve(at, name, value) for at, name in enumerate(machines)]) for title, value in _MEASURES
+    ]
+    return [panel for panel in panels if any(len(one.points) > 1 for one in panel[1])], unit
 
 # %% ../../nbs/cards/09_folds.ipynb #fe75bd92
 def _what(run: Run) -> str:

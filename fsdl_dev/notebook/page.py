@@ -10,7 +10,7 @@ import json
 import shlex
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from html import escape
 from pathlib import Path
 
@@ -144,6 +144,17 @@ _PATIENCE = 30.0  # seconds that a page may take
 _SETTLES = 3.0  # seconds between a save that came first, such as an autosave, and that of the fix
 
 
+def _has_lines(
+    fix: Fix,
+    texts: Mapping[CellFix, str | None],  # what the file has now of each cell
+) -> bool:
+    "Whether a saved file has all lines of a fix. Raises FsdlError where somebody edits one of its cells."
+    for cell, text in texts.items():
+        if text not in (cell.before, cell.after):
+            raise _being_edited(fix, cell, text)
+    return all(text == cell.after for cell, text in texts.items())
+
+
 class Page:
     "The page that a kernel's notebook is open on."
 
@@ -212,15 +223,9 @@ class Page:
         while True:
             now = _read(path)
             if now is not None and now.modified != modified:
-                saved = saved or time.monotonic()
-                texts = {cell: _text_now(now, cell) for cell in fix.edited}
-                if all(text == cell.after for cell, text in texts.items()):
+                if _has_lines(fix, {cell: _text_now(now, cell) for cell in fix.edited}):
                     return
-                other = next(
-                    (cell for cell, text in texts.items() if text not in (cell.before, cell.after)), None
-                )
-                if other is not None:
-                    raise _being_edited(fix, other, texts[other])
+                saved = saved or time.monotonic()
                 if time.monotonic() - saved > _SETTLES:
                     raise _no_page(fix)
             if time.monotonic() - began > _PATIENCE:

@@ -8,7 +8,7 @@ __all__ = ['Exports', 'find_exports', 'proposed_module', 'module_line', 'export_
 # %% ../../../nbs/agreement/fixes/00_exports.ipynb #75a3093a
 import ast
 import builtins
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -70,6 +70,26 @@ def _import_of(node: ast.Import | ast.ImportFrom, alias: ast.alias) -> ast.stmt:
     return ast.ImportFrom(node.module, [alias], node.level)
 
 
+def _is_one_import(binding: Sequence[Cell], name: str) -> bool:
+    "Whether all cells that make a name import the same."
+    imported = {cell_names(cell.source).imports.get(name) for cell in binding}
+    return len(imported) == 1 and bool(_import_line(binding[0], name))
+
+
+def _best_importer(view: View, binding: Sequence[Cell], chosen: Collection[int]) -> Cell:
+    "Of cells with the same import one that is exported anyway, else one that can be."
+    taken = (cell for cell in binding if cell.number in chosen)
+    fit = (cell for cell in binding if _can_be_exported(view, cell))
+    return next(taken, None) or next(fit, binding[0])
+
+
+def _last_maker(view: View, name: str, before: int | None, binding: Sequence[Cell]) -> Cell:
+    "The cell whose value the kernel has; the last in the file where that is not known."
+    run = view.kernel.last.get(name) if before is None else None
+    ran = view.cells[run] if run is not None else None
+    return ran if ran is not None and ran in binding else binding[-1]
+
+
 def _makers(view: View, name: str, before: int | None, chosen: Collection[int]) -> list[Cell] | None:
     "The cells that would have to be exported for a name; [] where the module has it, None where nobody can say."
     binding = [cell for cell in _above(view, before) if name in cell_names(cell.source).binds]
@@ -79,15 +99,9 @@ def _makers(view: View, name: str, before: int | None, chosen: Collection[int]) 
         return []
     if any(cell.exported for cell in binding):  # to another module: an import is missing
         return None
-    if len({cell_names(cell.source).imports.get(name) for cell in binding}) == 1 and _import_line(
-        binding[0], name
-    ):
-        taken = (cell for cell in binding if cell.number in chosen)
-        fit = (cell for cell in binding if _can_be_exported(view, cell))
-        return [next(taken, None) or next(fit, binding[0])]
-    run = view.kernel.last.get(name) if before is None else None
-    ran = view.cells[run] if run is not None else None
-    return [ran if ran in binding else binding[-1]]
+    if _is_one_import(binding, name):
+        return [_best_importer(view, binding, chosen)]
+    return [_last_maker(view, name, before, binding)]
 
 
 def _can_be_exported(view: View, cell: Cell) -> bool:
@@ -103,29 +117,47 @@ def _reads(cell: Cell) -> list[tuple[str, int | None]]:
     return [*((name, cell.number) for name in names.eager), *((name, None) for name in later)]
 
 
+class _Search:
+    "Follows names to the cells that make them."
+
+    def __init__(self, view: View):
+        self.view = view
+        self.chosen: dict[int, Cell] = {}
+        self.imports: set[str] = set()
+        self.waiting: list[tuple[str, int | None]] = []  # a name, and the cell above which it is made
+
+    def follow(self) -> bool:
+        "Choose the cells of all names. False where one of them cannot be exported or is not known."
+        while self.waiting:
+            name, before = self.waiting.pop()
+            cells = _makers(self.view, name, before, self.chosen)
+            if cells is None or not all(self._take(cell, name) for cell in cells):
+                return False
+        return True
+
+    def _take(self, cell: Cell, name: str) -> bool:
+        "Choose a cell, or else its import of a name; False where neither can be."
+        if cell.number in self.chosen:
+            return True
+        if _can_be_exported(self.view, cell):
+            self.chosen[cell.number] = cell
+            self.waiting += _reads(cell)
+            return True
+        line = _import_line(cell, name)
+        self.imports.update({line} if line else ())
+        return bool(line)
+
+
 def find_exports(
     view: View,
     names: Iterable[str],  # that the launch cell or exported code reads
 ) -> Exports | None:  # None where a program cannot tell, or a person has to decide
     "The cells to export so that the module has some names, and all that their code uses."
-    chosen: dict[int, Cell] = {}
-    imports: set[str] = set()
-    waiting: list[tuple[str, int | None]] = [(name, None) for name in names]
-    while waiting:
-        name, before = waiting.pop()
-        cells = _makers(view, name, before, chosen)
-        if cells is None:
-            return None
-        for cell in cells:
-            if cell.number in chosen:
-                continue
-            if _can_be_exported(view, cell):
-                chosen[cell.number] = cell
-                waiting += _reads(cell)
-            elif line := _import_line(cell, name):
-                imports.add(line)
-            else:
-                return None
+    search = _Search(view)
+    search.waiting = [(name, None) for name in names]
+    if not search.follow():
+        return None
+    chosen, imports = search.chosen, search.imports
     if imports and not chosen and not _own_cells(view):
         return None
     return Exports(tuple(chosen[number] for number in sorted(chosen)), tuple(sorted(imports)))

@@ -31,9 +31,22 @@ from .rule import HONEST, REFUSE, WARN, Difference, Verdict
 from .volatile import volatile_advice
 from ..two_imports import foreign_origin
 from ...core.cells import Cell
-from ...core.check import refusal
+from ...core.check import Fix, refusal
 
 # %% ../../../nbs/agreement/rules/03_causes.ipynb #078925e6
+def _rerun_fix(
+    evidence: Evidence, cells: frozenset[int], changer: Cell | None
+) -> tuple[str, Fix | None]:  # in words, and as data where a program can do it
+    "Run the cells again. A person has to decide where something would be lost by it."
+    view, name, maker = evidence.view, evidence.name, evidence.cell
+    keeps = changer is not None and not changer.exported and _worked(view, changer)
+    kept = f"; {keep_advice(name, changer, maker)}" if changer and keeps else ""
+    stated = volatile_advice(view, name, maker, evidence.run)
+    words = f"{run_again(view, set(cells))}{kept}{stated}"
+    mechanical = bool(cells) and not keeps and not stated
+    return words, view.running(view.exports[step] for step in cells) if mechanical else None
+
+
 def _refuse(
     difference: Difference,
     evidence: Evidence,
@@ -52,14 +65,8 @@ def _refuse(
     text = compared(what, ours.replace("__main__", view.module or ""), theirs, why)
     fix, to_run, remedy = RESTART, None, None
     if not _is_the_process_own(evidence):
-        fix, to_run = run_again(view, set(cells)), cells
-        keeps = changer is not None and not changer.exported and _worked(view, changer)
-        if changer and keeps:
-            fix += f"; {keep_advice(name, changer, maker)}"
-        stated = volatile_advice(view, name, maker, evidence.run)
-        fix += stated
-        if cells and not keeps and not stated:  # else a person has to decide what is lost
-            remedy = view.running(view.exports[step] for step in cells)
+        fix, remedy = _rerun_fix(evidence, cells, changer)
+        to_run = cells
     check = refusal("values", text, view.where(changer or maker), fix, f"name:{name}", remedy)
     return Verdict(REFUSE, why, check=check, cells=to_run)
 

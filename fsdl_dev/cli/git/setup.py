@@ -14,6 +14,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -309,6 +310,42 @@ def _merge_program(project: Project) -> str:
     raise FsdlError(what, where=str(project.root), fix="pip install nbdime")
 
 
+def _say_kept(
+    repository: Repository,
+    present: Mapping[str, str],  # attributes that work
+    foreign: Sequence[str],  # why the hooks stay as they are
+) -> list[str]:
+    "What of the user's own stays."
+    kept = [f"{name} stays {value!r}, which is set for notebooks here" for name, value in present.items()]
+    if foreign:
+        folder = shlex.quote(repository.below or ".")
+        calls = "; ".join(f"{name}: {_program(verb, folder)}" for name, verb in _CALLS.items())
+        kept.append(f"no export in a merge, because {foreign[0]}. What they would call: {calls}")
+    return kept
+
+
+def _say_notes(
+    repository: Repository,
+    dead: Mapping[str, str],  # attributes that had no settings
+    program: str,  # that merges
+    unclean: int,  # committed notebooks
+) -> list[str]:
+    "What else is to be said."
+    notes = [
+        f"{name}={value} of .gitattributes has no settings here, and did nothing"
+        for name, value in dead.items()
+    ]
+    others = ", also in the other work trees" if _work_trees(repository) > 1 else ""
+    notes.append(f"{program} merges notebooks{others}")
+    if unclean:
+        which = "1 committed notebook has" if unclean == 1 else f"{unclean} committed notebooks have"
+        text = (
+            f"commits are not cleaned: {which} counts or metadata, and git would show a change where is none."
+        )
+        notes.append(f"{text} With --clean it does; then once: git add --renormalize . && git commit")
+    return notes
+
+
 def set_up(
     project: Project,
     clean: bool = False,  # set the filter also where git would then show committed notebooks as changed
@@ -327,16 +364,7 @@ def set_up(
     exports = bool(project.nbdev) and not foreign
     block = _attribute_block(repository, names, modules=exports)
     made = GitSetup(str(repository.top), names + ["export"] * exports)
-    made.kept = [
-        f"{name} stays {value!r}, which is set for notebooks here" for name, value in present.items()
-    ]
-    if foreign:
-        calls = [
-            f"{name}: {_program(verb, shlex.quote(repository.below or '.'))}" for name, verb in _CALLS.items()
-        ]
-        made.kept.append(
-            f"no export in a merge, because {foreign[0]}. What they would call: {'; '.join(calls)}"
-        )
+    made.kept = _say_kept(repository, present, foreign)
     if not block:
         raise FsdlError(
             "All attributes of notebooks are taken here.",
@@ -347,19 +375,8 @@ def set_up(
     if exports:
         kept["hooks"] = _write_hooks(repository)
     (repository.own / "before.json").write_text(json.dumps(kept), encoding="utf-8")
-    made.notes = [
-        f"{name}={value} of .gitattributes has no settings here, and did nothing"
-        for name, value in now.items()
-        if name in names
-    ]
-    others = ", also in the other work trees" if _work_trees(repository) > 1 else ""
-    made.notes.append(f"{program} merges notebooks{others}")
-    if unclean:
-        which = "1 committed notebook has" if unclean == 1 else f"{unclean} committed notebooks have"
-        text = (
-            f"commits are not cleaned: {which} counts or metadata, and git would show a change where is none."
-        )
-        made.notes.append(f"{text} With --clean it does; then once: git add --renormalize . && git commit")
+    dead = {name: value for name, value in now.items() if name in names}
+    made.notes = _say_notes(repository, dead, program, unclean)
     return made
 
 

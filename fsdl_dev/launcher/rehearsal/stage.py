@@ -229,6 +229,12 @@ class Lives:
                 pipe.close()
 
 
+def _whereabouts(run: RunDir) -> str:
+    "What the rehearsal does now, by its diary."
+    steps = (one.text for one in reversed(read_diary(run.path / FILE)) if one.kind == "at")
+    return next(steps, "its start")
+
+
 def _answer(
     process: subprocess.Popen, run: RunDir, seconds: float, say: Callable[[str], None] | None
 ) -> int | None:
@@ -245,7 +251,4 @@ def _answer(
             return None
         if say and now - told > 5:
             told = now
-            where = next(
-                (one.text for one in reversed(read_diary(run.path / FILE)) if one.kind == "at"), "its start"
-            )
-            say(f"rehearsal: in {where} … {now - began:.0f} s")
+            say(f"rehearsal: in {_whereabouts(run)} … {now - began:.0f} s")

@@ -14,6 +14,7 @@ from ...core.cells import read_notebook
 from ...core.check import Check
 from ...core.errors import FsdlError, did_you_mean
 from ...core.job import Job
+from ...core.rehearsal.diary import Entry
 from ...core.settings import Project
 from ...core.text import say_some
 from ...core.units import say_seconds
@@ -164,48 +165,69 @@ def _where(place: Place, project: Project) -> str:
     return notebook.where(cell, project.root).at(f"line {place.line}") if cell else str(place)
 
 # %% ../../../nbs/launcher/rehearsal/01_verdict.ipynb #0659f53d
+def _counted(count: int, noun: str) -> str:
+    "2 epochs; empty for none."
+    return f"{count} {noun}{'s' * (count != 1)}" if count else ""
+
+
+def _of_kind(entries: Iterable[Entry], kind: str) -> list[Entry]:
+    return [entry for entry in entries if entry.kind == kind]
+
+
+def _parts_gone_through(lives: Sequence[Life]) -> list[str]:
+    "What was gone through, in order."
+    entries = [entry for life in lives for entry in life.entries]
+    later = lives[-1].entries if len(lives) > 1 else []
+    epochs = {one.number for one in _of_kind(entries, "epoch")}
+    stages = dict.fromkeys(one.text for one in _of_kind(entries, "done"))
+    stages.pop("training", None)
+    stops = [f"a stop by SIGTERM at step {one.number}" for one in _of_kind(entries, "killed")]
+    resumes = [f"the resume from step {one.number}" for one in _of_kind(later, "resumed")]
+    saved = _counted(len(_of_kind(entries, "saved")), "checkpoint")
+    end = "the end of the job" if lives[-1].has("end") else ""
+    return [*filter(None, [_counted(len(epochs), "epoch"), *stages, saved, *stops[:1], *resumes[:1], end])]
+
+
 def _gone_through(lives: Sequence[Life]) -> str:
     "What was gone through, in a sentence."
-    entries = [entry for life in lives for entry in life.entries]
-    parts, epochs = [], {one.number for one in entries if one.kind == "epoch"}
-    if epochs:
-        parts.append(f"{len(epochs)} epoch{'s' * (len(epochs) != 1)}")
-    parts += list(dict.fromkeys(one.text for one in entries if one.kind == "done" and one.text != "training"))
-    saved = sum(one.kind == "saved" for one in entries)
-    parts += [f"{saved} checkpoint{'s' * (saved != 1)}"] if saved else []
-    killed = next((one for one in entries if one.kind == "killed"), None)
-    parts += [f"a stop by SIGTERM at step {killed.number}"] if killed else []
-    resumed = [one for one in lives[-1].entries if one.kind == "resumed"] if len(lives) > 1 else []
-    parts += [f"the resume from step {resumed[0].number}"] if resumed else []
-    parts += ["the end of the job"] if lives[-1].has("end") else []
     seconds = say_seconds(sum(life.seconds for life in lives))
-    short = [one.text for one in _once(entries, "short")]
+    short = [one.text for one in _once([entry for life in lives for entry in life.entries], "short")]
     made = f" Made short: {say_some(short, 4)}." if short else ""
-    return f"In {seconds} on this machine it went through {say_some(parts, 12) or 'nothing'}.{made}"
+    parts = say_some(_parts_gone_through(lives), 12) or "nothing"
+    return f"In {seconds} on this machine it went through {parts}.{made}"
+
+
+def _code_left_out(lives: Sequence[Life]) -> list[str]:
+    "Stages of the job that were not gone through, where it came to its end."
+    if not lives[-1].has("end"):
+        return []
+    entries = [entry for life in lives for entry in life.entries]
+    frameworks = {one.text for one in entries if one.kind == "framework"}
+    left = []
+    if not frameworks and not any(one.kind == "epoch" or one.text == LOOP for one in entries):
+        left.append(
+            "a training in short, since no Trainer and no loop over epochs was seen: the job ran as it is"
+        )
+    if not any(one.kind == "resumed" for one in entries):
+        left.append(f"a stop and a resume ({_why_no_resume(frameworks)})")
+    return left
+
+
+def _why_no_resume(frameworks: set[str]) -> str:
+    if "Transformers" in frameworks:
+        return "Transformers resumes only where the code asks for it"
+    return "nothing was saved" if frameworks else "a loop of one's own resumes only where its code does"
 
 
 def _left_out(lives: Sequence[Life], job: Job, around: Circumstances) -> list[str]:
     "What the rehearsal did not go through."
-    entries, left, asked = [entry for life in lives for entry in life.entries], [], job.resources
-    ended = lives[-1].has("end")
-    frameworks = {one.text for one in entries if one.kind == "framework"}
-    loops = any(one.kind == "epoch" or one.text == LOOP for one in entries)
-    if ended and not frameworks and not loops:
-        left.append(
-            "a training in short, since no Trainer and no loop over epochs was seen: the job ran as it is"
-        )
-    if ended and not any(one.kind == "resumed" for one in entries):
-        why = "Transformers resumes only where the code asks for it" if "Transformers" in frameworks else ""
-        own = (
-            "a loop of one's own resumes only where its code does" if not frameworks else "nothing was saved"
-        )
-        left.append(f"a stop and a resume ({why or own})")
+    left, asked = _code_left_out(lives), job.resources
     if asked.procs * asked.nodes > 1:
         words = f" as {job.strategy}" if job.strategy else ""
         left.append(f"{asked.procs * asked.nodes} processes{words} (one ran)")
     if asked.gpus and not around.has_gpu:
         left.append("the GPU (this machine has none)")
-    left += [one.text for one in _once(entries, "other")]
+    left += [one.text for one in _once([entry for life in lives for entry in life.entries], "other")]
     if around.remote:
         left.append(f"the machine, the packages and the data of {around.remote}")
     return left
