@@ -13,7 +13,7 @@ PYTEST = $(BIN)/python -m pytest --durations=15 $(if $(K),-k "$(K)") -n
 TIER = $(if $(LONG),,not long and )
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-rest test-all costs coverage lint lab docs lock bench gpu prepare release clean
+.PHONY: help setup quickstart test test-rest test-all costs coverage lint lab docs lock templates bench gpu prepare release clean
 
 help:  ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,10 @@ release: setup  ## Build the sdist and the wheel of this version and tag it (DRY
 
 lock: setup  ## Compile requirements/*.txt anew, with digests (UPGRADE=1 takes newer versions)
 	@$(BIN)/python tools/lock.py $(if $(UPGRADE),--upgrade)
+	@$(BIN)/python tools/template_locks.py
+
+templates: setup  ## Make, launch, test and document each template, and write what it took into templates/results.json
+	@RECORD=1 $(BIN)/python -m pytest -n 0 tests/front/test_templates.py::test_template
 
 bench: setup  ## Run the measurements against peers, side by side
 	@set -e; for script in bench/bench_*.py; do echo "== $$script"; $(BIN)/python $$script; done

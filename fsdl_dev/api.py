@@ -68,7 +68,8 @@ def walk_only(launch: Launch, search: SearchOptions | None = None) -> Launch:
         make_search(launch.each, search)
     elif launch.each:
         launch.jobs = sweep_jobs(launch.job, launch.each)
-    launch.left_out = {**launch.left_out, "snapshot": "nothing is submitted"}
+    if not launch.rehearse:  # which is made from it
+        launch.left_out = {**launch.left_out, "snapshot": "nothing is submitted"}
     launch.walk(all_gates())
     with suppress(LaunchRefused):  # its checks are the answer; an error that is alone is raised as it is
         launch.refuse_if_failed()

@@ -24,6 +24,7 @@ NOTEBOOKS = ROOT / "nbs"
 GUIDES = {
     "Tutorials": (
         "tutorials/quickstart",
+        "tutorials/templates",
         "tutorials/from_cell_to_run",
         "tutorials/a_lightning_module",
         "tutorials/coming_from",
@@ -47,6 +48,7 @@ GUIDES = {
         "tutorials/long_runs",
         "tutorials/resume_elsewhere",
         "tutorials/why_it_waits",
+        "tutorials/rehearse_and_debug",
         "tutorials/find_runs",
         "tutorials/editors",
         "tutorials/notebooks_in_git",

@@ -83,10 +83,12 @@ def after_each_save(look: Callable[[], None], files: Callable[[], dict[Path, flo
 SECTIONS = {
     "Launch": ("launch", "check", "plan", "gpus", "policy"),
     "Runs": ("runs", "show", "queue", "logs", "attach", "tag", "note", "open", "cancel", "fetch", "rm", "gc"),
+    "Debug": ("shell", "profile"),
     "Records": ("compare", "diff", "lineage", "reproduce", "package", "pictures"),
     "Money": ("costs", "budgets", "capacity"),
     "Pass it on": ("promote", "rollback", "models", "export", "mirror", "share"),
-    "This machine and others": ("init", "git-setup", "doctor", "targets", "completion"),
+    "Projects": ("new", "init", "adopt", "git-setup"),
+    "This machine and others": ("doctor", "targets", "completion"),
     "For agents": ("help", "skill", "mcp"),
 }
 _FIRST = """fsdl launch train.py -- --lr 1e-3
@@ -106,7 +108,8 @@ EXAMPLES = examples("""
     completion bash, costs --by family --since 30d, budgets night, capacity --on lab --days 7,
     diff brave-otter calm-fox, doctor, export brave-otter --to onnx, fetch brave-otter results,
     gc --yes, git-setup, gpus --memory 40GB --spot, init digits, lineage digits@v2, logs last --rank 1, models digits,
-    open brave-otter, package brave-otter for-ada, pictures brave-otter --to plots, policy,
+    open brave-otter, shell brave-otter --python, profile brave-otter, package brave-otter for-ada,
+    pictures brave-otter --to plots, policy,
     queue brave-otter,
     reproduce brave-otter --tolerance 0.02, rm brave-otter calm-fox,
     rollback digits --why 'wrong on new images', share brave-otter --to report.html, skill,

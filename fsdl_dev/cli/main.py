@@ -24,6 +24,8 @@ from ..agreement.export import read_notebooks
 from ..checks.problems import WATCHING, round_lines, watched_files
 from .agents.door import help_command, mcp, skill
 from .clean import cancel, gc, rm
+from .debugging.profile import profile_run
+from .debugging.shell import open_shell
 from .frame import Commands, after_each_save, tell, watched
 from .git.setup import git_setup
 from fsdl_dev.cli.options import (
@@ -41,6 +43,8 @@ from fsdl_dev.cli.options import (
     yes_option,
 )
 from .plan import list_gpus, plan_model
+from .project.adopt import adopt
+from .project.new import new
 from .query import complete_names
 from .records import compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from .share import SHARE
@@ -208,7 +212,7 @@ def launch(what, args, cell, module, detach, as_json, **values):
     fsdl launch study.ipynb --param lr=1e-3  a notebook, top to bottom
     fsdl launch digits.train:main --procs 2  a function of the package
     fsdl launch nbs/00_digits.ipynb --cell Train
-    fsdl launch nbs/01_own.ipynb --cell 12 --fix   export what the cell needs first
+    fsdl launch nbs/01_own.ipynb --cell 12 --fix  export what the cell needs first
     fsdl launch --resume brave-otter         same job, from its last checkpoint
     fsdl launch train.py --on lab --nodes 2 --dry-run   what the target would get
     fsdl launch study.ipynb --each lr=1e-3,1e-4 --each seed=1..3   six runs
@@ -479,6 +483,8 @@ main.add_command(policy_rules)
 main.add_command(capacity)
 main.add_command(costs)
 main.add_command(budgets)
+main.add_command(profile_run)
+main.add_command(open_shell)
 
 # %% ../../nbs/cli/08_main.ipynb #d1b5a6b3
 @main.command()
@@ -512,6 +518,8 @@ main.add_command(git_setup)
 main.add_command(cancel)
 main.add_command(rm)
 main.add_command(gc)
+main.add_command(new)
+main.add_command(adopt)
 for _command in (
     compare_runs,
     diff_runs,
@@ -571,7 +579,10 @@ def doctor(as_json):
 @click.argument("folder", default=".", type=click.Path(file_okay=False, path_type=Path))
 @click.option("--name", help="The project's name.  [default: the folder's]")
 def init(folder, name):
-    """Make FOLDER an nbdev project with a notebook that can launch."""
+    """Make FOLDER an nbdev project with a notebook that can launch.
+
+    It lays the blank template of `fsdl new` into a folder that may have files, and overwrites none.
+    """
     from fsdl_dev.cli.init import init_project
 
     for path in init_project(folder, name):

@@ -15,6 +15,7 @@ class Module:
     AGENT = "fsdl_dev.worker.job.agent"  # starts and watches the ranks of one machine
     RANK = "fsdl_dev.worker.job.rank"  # one process of the job
     FEED = "fsdl_dev.worker.job.feed"  # sends the run to a tracker
+    LIVES = "fsdl_dev.worker.programs.lives"  # forks the processes of a rehearsal
 
     GPU_TESTS = "fsdl_dev.worker.job.gpu_tests"  # the notebook's cuda cells, before the job
     CLEAN_PROCESS = "fsdl_dev.agreement.clean_process"  # imports the user's package; run by its file
@@ -31,6 +32,9 @@ class Module:
     TESTING = "fsdl_dev.checks.tests"
     TRACKERS = "fsdl_dev.worker.trackers"
     JOIN = "fsdl_dev.train.join"  # when the job makes a Trainer of Lightning's
+    REHEARSE_TRANSFORMERS = (
+        "fsdl_dev.train.rehearsal.hugging_face"  # when a rehearsal imports Transformers' Trainer
+    )
     TRANSFORMERS = "fsdl_dev.models.transformers"  # looked up among the modules that are loaded
 
     # imported late, so that `import fsdl_dev` stays light and lower layers need not know higher ones
@@ -112,6 +116,7 @@ class Env:
     GRACE = "FSDL_GRACE"  # seconds between SIGTERM and SIGKILL
     MAX_RESTARTS = "FSDL_MAX_RESTARTS"  # how often the ranks may be started again
     RESUME = "FSDL_RESUME"  # checkpoint to resume from
+    REHEARSE = "FSDL_REHEARSE"  # the part that a process plays in a rehearsal, as JSON
 
     # set by the worker for the command `on_limit`
     LIMIT_SHARE = "FSDL_LIMIT_SHARE"  # which share of a limit is used: 50%, 80% or 100%

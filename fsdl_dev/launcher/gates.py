@@ -34,6 +34,7 @@ from ..engines.listing import is_here, run_target
 from ..engines.target import Target, get_target
 from .launch import PHASES, Gate, Launch, NotAsked
 from .limits import look_at_budgets, reserve, set_limits
+from .rehearsal.rehearse import rehearse
 from .rules import ask_policy, ask_quota
 from .spec import names_without_value
 from .sweep import conditional_names
@@ -330,6 +331,15 @@ def _bring_checkpoint(run: RunDir, step: int | None, say) -> None:
         run_target(run, run.job()).fetch(run, [event.path], say)
 
 
+def _rehearse(launch: Launch) -> list[Check]:
+    if not launch.rehearse:
+        raise NotAsked("no rehearsal is asked for (--rehearse)")
+    taken = _take_snapshot(launch) if launch.snapshot is None else []
+    if any(check.failed for check in taken):
+        return taken
+    return rehearse(launch)
+
+
 def _take_snapshot(launch: Launch) -> list[Check]:
     target, project = _the_target(launch), launch.project
     store = open_store(project)
@@ -390,6 +400,10 @@ GATES = (
         late=True,
     ),
     Gate("snapshot", "snapshot", "The snapshot is what was checked.", _take_snapshot, late=True),
+    Gate(
+        "rehearsal", "snapshot", "The job reaches its end in miniature, where that is asked for.", _rehearse,
+        late=True,
+    ),
     Gate("reservation", "snapshot", "What it may cost is reserved in its budgets.", _reserve, late=True),
 )  # fmt: skip
 

@@ -113,6 +113,8 @@ class Launch:
     each: dict[str, Values] = field(default_factory=dict)  # the parameters of which each value is a run
     data: tuple[str, ...] = ()  # paths of data that the run reads
     no_test: bool = False
+    rehearse: bool = False  # first let the job live in miniature on this machine
+    best: str = ""  # the metric that a search improves, as --best has it
     # gate -> what was found where the job was made: there, kernel, file and package are read
     found: dict[str, list[Check]] = field(default_factory=dict)
     # path below the project's root -> digest, of the code that was checked: the snapshot must have it

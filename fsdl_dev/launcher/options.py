@@ -57,6 +57,11 @@ def named(what: str | None, args: tuple, module: str | None) -> tuple[str | None
 @launch_options
 @click.option("--as", "as_name", metavar="NAME", help="Keep the run under this name, such as --as run.")
 @click.option("--rerun", is_flag=True, help="First run the exported cells that are stale or were never run.")
+@click.option(
+    "--debug",
+    is_flag=True,
+    help="Run one batch in this kernel, where breakpoints stop it; with --resume RUN from there to its failure.",
+)
 @fix_option
 @click.option("--wait", is_flag=True, help="Wait for the end before the next cell. Interrupting detaches.")
 def launch_magic(**values):

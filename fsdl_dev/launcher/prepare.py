@@ -49,7 +49,7 @@ class Prepared:
         asked = self.request
         given = given_fields(asked.on, self.project, asked.target_fields, asked.copy_limit)
         own = {"found": self.found, "looked_at": self.looked_at, "data": asked.data}
-        own["exceptions"] = asked.exception
+        own |= {"exceptions": asked.exception, "rehearse": bool(asked.rehearse), "best": asked.best or ""}
         return Launch([self.job], self.project, asked.on, given, asked.each, door=door, **own, **options)
 
 # %% ../../nbs/launcher/09_prepare.ipynb #e633f023

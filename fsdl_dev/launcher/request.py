@@ -238,6 +238,14 @@ class LaunchRequest:
     exception: tuple = asked(
         (), "--exception", "An exception from a rule of the team, by its name in the policy. Repeatable; recorded.",
         metavar="NAME", shell_complete=complete_exceptions)
+    rehearse: bool | None = asked(
+        None, "--rehearse",
+        "First let the job live in miniature on this machine: two short epochs, a stop, a resume, its end.",
+        is_flag=True)
+    profile: bool | None = asked(
+        None, "--profile",
+        "Find out where its time goes: the lines of your cells, torch's operators, a trace; then fsdl profile RUN.",
+        is_flag=True)
     # "wandb", "tensorboard", "mlflow"; a flag each on a command line
     loggers: tuple = field(default=(), metadata={"goes": "job"})
     # fmt: on
@@ -282,6 +290,7 @@ class LaunchRequest:
         resources = {name: value for name, value in self._part("resources").items() if value is not None}
         Resources(**resources)
         tags = {str(name): str(value) for name, value in self.tags.items()}
+        tags |= {"profile": "yes"} if self.profile else {}
         strategy = None if self.strategy is None else str(self.strategy)
         return self._part("job") | {"resources": resources, "tags": tags, "strategy": strategy}
 

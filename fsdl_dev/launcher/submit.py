@@ -242,6 +242,7 @@ def dry_run(launch: Launch) -> DryRun:
         "admission": "a dry run asks no target",
         "allowance": "a dry run asks no target",
         "snapshot": "a dry run submits nothing",
+        "rehearsal": "a dry run runs nothing; fsdl check --rehearse does",
         "reservation": "a dry run reserves nothing",
     }
     launch.walk(all_gates()).refuse_if_failed()

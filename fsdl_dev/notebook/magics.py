@@ -24,6 +24,7 @@ from ..agreement.kernel import KernelRecord, find_notebook, install_record, is_u
 from ..api import start, walk_only
 from ..cli import main as commands
 from ..cli.clean import cancel, cancel_group
+from ..cli.debugging.profile import profile_answer, profile_run
 from ..cli.frame import EXAMPLES, examples
 from ..cli.options import magic_of, timeout_option
 from ..cli.plan import gpus_line, plan_from_line, plan_line
@@ -39,6 +40,7 @@ from ..core.check import Check, LaunchRefused, failed_checks
 from ..core.errors import FsdlError
 from ..core.job import parse_pairs
 from ..core.settings import find_project
+from .debug import debug_cell
 from .page import Page, fix_button
 from .waiting import ProgressLine, SaveWait, one_cause, progress_line, show_dim
 from ..planner.costs.page import CostPlan, OwnPlan
@@ -165,6 +167,7 @@ _LINES = (
     magic_of(capacity, _capacity),
     magic_of(costs, _costs),
     magic_of(budgets),
+    magic_of(profile_run, lambda run: profile_answer(run)),
     notebook_line,
     targets_line,
     plan_line,
@@ -187,14 +190,16 @@ def launch_from_cell(
     shell,  # the IPython shell
     line: str,  # behind %%fsdl_launch
     body: str,  # the cell beneath it
-) -> Run | RunGroup | DryRun:
-    "Launch a cell of the running notebook. Raises LaunchRefused naming each cell at fault."
+) -> Run | RunGroup | DryRun | None:
+    "Launch a cell of the running notebook, or debug it here. Raises LaunchRefused naming each cell at fault."
     values = parse_line(launch_magic, line)
     if values["as_name"] and not values["as_name"].isidentifier():
         raise FsdlError(f"{values['as_name']!r} cannot be a name.", where="--as", fix="--as run")
     request = LaunchRequest.from_options(values)
     params = request.with_first().params
     source = f"%%fsdl_launch {line}\n{body}"
+    if values["debug"]:
+        return debug_cell(shell, _whole_cell(shell, source, body), body, request, find_project())
     with progress_line(shell) as progress:
         sure = params.keys() - conditional_names(request.each)
         page = Page(shell, progress) if values["fix"] else None
@@ -208,6 +213,13 @@ def launch_from_cell(
             _show_outlook(shell, prepared, len(agreement.notebook.exports()), values["no_test"], progress)
         made = _start(shell, prepared, values, progress)
     return _finish(made, values)
+
+
+def _whole_cell(shell, source: str, body: str) -> str:
+    "The cell that is being executed, as the front end has it: its breakpoints are set by this text."
+    header = getattr(shell, "parent_header", None) or {}
+    told = (header.get("content") or {}).get("code", "")
+    return told if told.rstrip().endswith(body.rstrip()) else source
 
 
 def _show_outlook(shell, prepared: Prepared, cells: int, no_test: bool, progress: ProgressLine) -> None:

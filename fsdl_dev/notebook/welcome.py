@@ -28,6 +28,8 @@ def welcome(shell) -> str:
     except FsdlError:
         path = None
     project = find_project(path)
+    if project.nbdev:
+        project.make_importable()  # a notebook imports the package that it belongs to, installed or not
     try:
         lines = [f"fsdl_dev: runs go to {default_target(project)!r}  (%%fsdl_launch --help)"]
         notebook = (

@@ -11,7 +11,8 @@ __all__ = ['AcceleratorConnector', 'CheckpointConnector', 'DataConnector', 'Resu
            'before_validation_data', 'end_where_done', 'reload_epoch', 'set_reload_epoch', 'validated', 'continue_at',
            'stop_exchange', 'set_stop_exchange', 'receive_sigterm', 'ends_or_validates', 'takes_iterator',
            'logged_results', 'continue_logging', 'metric_state', 'metrics_of', 'plain_optimizer', 'save_last',
-           'progress_of', 'averages_of', 'swap_weights', 'saves_at_epochs_only']
+           'progress_of', 'averages_of', 'swap_weights', 'saves_at_epochs_only', 'planned_length', 'shorten_training',
+           'read_few_batches', 'read_few_validations']
 
 # %% ../../nbs/parallel/06_lightning_private.ipynb #5c2f29f8
 from collections.abc import Callable, Iterator
@@ -31,6 +32,8 @@ from pytorch_lightning.trainer.connectors import accelerator_connector, checkpoi
 from pytorch_lightning.trainer.connectors.logger_connector import result
 from pytorch_lightning.utilities import data as pl_data
 from torchmetrics import Metric, MetricCollection
+
+from ..core.rehearsal.batches import is_torch_loader, read_few
 
 # %% ../../nbs/parallel/06_lightning_private.ipynb #075fc730
 AcceleratorConnector = accelerator_connector._AcceleratorConnector
@@ -291,3 +294,66 @@ def swap_weights(callback: Any, module: pl.LightningModule) -> None:
 def saves_at_epochs_only(callback: Any) -> bool:
     "Whether a `ModelCheckpoint` has no interval in steps or in time."
     return not callback._every_n_train_steps and callback._train_time_interval is None
+
+# %% ../../nbs/parallel/06_lightning_private.ipynb #b9af5eed
+def planned_length(trainer: pl.Trainer) -> tuple[float, float]:  # -1 where there is no end
+    "Optimiser steps and epochs of the whole training."
+    epochs = trainer.max_epochs if trainer.max_epochs is not None else -1
+    try:
+        steps = trainer.estimated_stepping_batches
+    except Exception:  # noqa: BLE001  of loaders that have no length, and of some strategies
+        steps = -1
+    return (-1 if steps == float("inf") else steps), epochs
+
+
+def shorten_training(
+    trainer: pl.Trainer,
+    batches: int,  # of each epoch, at most
+    epochs: int,  # after which it ends
+) -> None:
+    "End each epoch of a training that has been set up after some batches, with a validation and a checkpoint."
+    loop, settings = trainer.fit_loop, cast(Any, trainer)
+    combined, fetcher = loop._combined_loader, loop._data_fetcher
+    assert combined is not None and fetcher is not None, "the training has begun"
+    length = int(min(loop.max_batches, batches))
+    limits = combined.limits or [length] * len(combined.flattened)
+    combined.limits = [min(limit, length) for limit in limits]
+    loop.max_batches = length
+    if fetcher.length is not None:
+        fetcher.length = min(fetcher.length, length)
+    settings.val_check_batch = min(settings.val_check_batch or length, length)
+    settings._val_check_time_interval = None
+    if settings.check_val_every_n_epoch is not None:
+        settings.check_val_every_n_epoch = 1
+    settings.reload_dataloaders_every_n_epochs = min(1, settings.reload_dataloaders_every_n_epochs)
+    if loop.max_epochs is None or not 0 <= loop.max_epochs <= epochs:
+        loop.max_epochs = epochs
+    for callback in settings.callbacks:
+        if hasattr(callback, "_every_n_train_steps"):
+            _save_often(callback, max(1, length // 2))
+
+
+def _save_often(callback: Any, steps: int) -> None:
+    "Let a `ModelCheckpoint` save at each epoch, or after so many steps."
+    if callback._every_n_train_steps:
+        callback._every_n_train_steps = min(callback._every_n_train_steps, steps)
+    if callback._train_time_interval is not None:
+        callback._train_time_interval, callback._every_n_epochs = None, 1
+    if callback._every_n_epochs:
+        callback._every_n_epochs = 1
+
+
+def read_few_batches(trainer: pl.Trainer, batches: int) -> None:
+    "Let the training read a few batches of each epoch, the last one among them; before the first is read."
+    for loader in train_loaders(trainer):
+        if is_torch_loader(loader):
+            read_few(loader, batches)
+    iter(data_fetcher(trainer))
+
+
+def read_few_validations(trainer: pl.Trainer, batches: int) -> None:
+    "The same for the validations that follow."
+    combined = trainer.fit_loop.epoch_loop.val_loop._combined_loader
+    for loader in combined.flattened if combined is not None else ():
+        if is_torch_loader(loader):
+            read_few(loader, batches)

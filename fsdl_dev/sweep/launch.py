@@ -164,7 +164,7 @@ def _room(launch: Launch, search: Search, options: SearchOptions) -> Search:
 
 def _controls(launch: Launch, own: Job) -> Launch:
     "The launch of a sweep's controller, which runs on this machine."
-    on_its_target = {"on": "sweep", "given": {}, "each": {}}
+    on_its_target = {"on": "sweep", "given": {}, "each": {}, "rehearse": False}
     return replace(launch, jobs=[own], door="sweep", left_out=_ASKED_OF_TRIAL, **on_its_target)
 
 

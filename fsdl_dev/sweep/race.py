@@ -53,7 +53,10 @@ def _launches(prepared: Prepared, **options) -> list[Launch]:
     _refuse_many(prepared)
     names = target_names(prepared.request.on)
     requests = (replace(prepared.request, on=name) for name in names)
-    return [replace(prepared, request=request).launch(**options) for request in requests]
+    launches = [replace(prepared, request=request).launch(**options) for request in requests]
+    for launch in launches[1:]:
+        launch.rehearse = False  # it was rehearsed for the first
+    return launches
 
 
 def _one_sentence(error: FsdlError) -> str:

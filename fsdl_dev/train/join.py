@@ -20,12 +20,15 @@ import torch
 
 from ..core.event_kinds import Note
 from ..core.events import current_run_dir, current_writer
+from ..core.rehearsal.diary import current_part
 from .callbacks import RunEvents, is_kind
 from .checkpoints.one_file import AtomicCheckpointIO, RunCheckpoint, StopOnSigterm
 from .checkpoints.others import CheckpointEvents
 from .guards.hang import HangWatch
 from .guards.probe import EndProbe, probe_steps
+from .rehearsal.lightning import Rehearsal, short_settings
 from .speed.meter import SpeedMeter
+from .speed.profiler import profiler_of_run
 from .trainer import as_list, launched_world, resume_path
 
 # %% ../../nbs/train/09_join.ipynb #e1bbb807
@@ -102,7 +105,7 @@ def _join_settings(
     callbacks = as_list(settings.get("callbacks"))
     if any(isinstance(one, RunEvents) for one in callbacks):
         return settings  # fsdl_dev.Trainer has made its own
-    chosen = {name: value for name, value in settings.items() if value is not None}
+    chosen = short_settings({name: value for name, value in settings.items() if value is not None})
     chosen |= _place(chosen, os.environ)
     world = launched_world(os.environ)
     apart = world > 1 and chosen.get("devices") in (1, "1", [0])  # each process trains by itself
@@ -112,12 +115,14 @@ def _join_settings(
         else run_dir
     )
     chosen.setdefault("default_root_dir", str(folder))
+    chosen |= profiler_of_run(chosen)
     if chosen.get("barebones"):
         return chosen
     if not any(is_kind(one, "ProgressBar") for one in callbacks):
         chosen.setdefault("enable_progress_bar", False)
     if folder == run_dir:
-        chosen["callbacks"] = [*callbacks, *_callbacks(callbacks, chosen, package)]
+        first = [adopted(Rehearsal, package.callbacks.Callback)()] if current_part() else []
+        chosen["callbacks"] = [*first, *callbacks, *_callbacks(callbacks, chosen, package)]
     if package is pl and not chosen.get("plugins") and "strategy" not in chosen:
         chosen["plugins"] = [AtomicCheckpointIO()]
     return chosen

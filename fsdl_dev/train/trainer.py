@@ -32,6 +32,7 @@ from ..core.events import current_run_dir, current_writer, read_kinds
 from ..core.files import is_url
 from ..core.manifest import newest_whole, require_whole, saved_at
 from ..core.protocol import Env
+from ..core.rehearsal.diary import current_part
 from ..parallel import lightning_private as private
 from ..parallel.strategy import choose_strategy, close_groups, strategy_for
 from ..planner.auto import decide_layout
@@ -55,7 +56,9 @@ from .guards.memory import MemoryGuard
 from .guards.probe import EndProbe, probe_steps
 from .guards.steps import StepCheck
 from .optimisers import EmaWeights
+from .rehearsal.lightning import Rehearsal, short_settings
 from .speed.meter import SpeedMeter
+from .speed.profiler import profiler_of_run
 
 # %% ../../nbs/train/08_trainer.ipynb #136ff2ba
 # Lightning's own, in each process of each training
@@ -128,7 +131,8 @@ def _guard_callbacks(
     checkpoint_every: object = "off",
 ) -> list:
     "The callbacks, and those that stop a training that would be wasted."
-    wanted: list = [(StepCheck, StepCheck), (MemoryGuard, MemoryGuard)]
+    wanted: list = [(Rehearsal, Rehearsal)] if in_run and current_part() else []
+    wanted += [(StepCheck, StepCheck), (MemoryGuard, MemoryGuard)]
     chosen = loss_guard or ("stop" if in_run else "off")
     if isinstance(chosen, LossGuard):
         wanted.append((LossGuard, lambda: chosen))
@@ -253,7 +257,7 @@ class Trainer(pl.Trainer):
         # everything that Lightning's Trainer takes; it wins over what would be chosen here, except None
         **settings,
     ):
-        settings = {name: value for name, value in settings.items() if value is not None}
+        settings = short_settings({name: value for name, value in settings.items() if value is not None})
         in_run = bool(os.environ.get(Env.RUN_DIR))
         asked = settings.get("enable_checkpointing")
         # outside a run, Lightning's own where it was asked for
@@ -273,6 +277,7 @@ class Trainer(pl.Trainer):
                 RunLogger(str(settings.get("default_root_dir") or current_run_dir() or os.getcwd()), self),
             )
         chosen |= settings
+        chosen |= profiler_of_run(chosen)
         chosen, self._undecided = _with_strategy(chosen, os.environ)
         plugins = _own_plugins(as_list(plugins), os.environ)
         self._place = {name: chosen[name] for name in _PLACE if name in chosen} | {"plugins": plugins}

@@ -11,7 +11,7 @@
     .fsdl-mark { position: absolute; left: 10px; top: 28px; width: calc(var(--jp-cell-prompt-width, 64px) - 2px);
       box-sizing: border-box; padding-left: 4px; border-left: 3px solid var(--jp-warn-color1); font-size: 10px;
       line-height: 12px; font-family: var(--jp-ui-font-family); color: var(--jp-ui-font-color1); pointer-events: none; z-index: 1; }
-    @container (max-width: 560px) { .fsdl-mark { top: 9px; left: 62px; width: auto; } } /* the prompt is above the cell */
+    .fsdl-stacked > .fsdl-mark { top: 9px; left: 62px; width: auto; } /* the prompt is above the cell */
     .fsdl-status { display: flex; max-width: 100%; }
     .fsdl-status button { border: 0; padding: 0 6px; background: transparent; font: inherit; color: inherit; cursor: pointer;
       max-width: min(48ch, 45vw); overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
@@ -52,7 +52,9 @@
       panel.context.fileChanged.connect(() => this.ask('saved'));
       panel.content.modelContentChanged.connect(later);
       panel.content.modelChanged.connect(later);
-      panel.disposed.connect(() => clearTimeout(this.timer));
+      const resized = new ResizeObserver(later);
+      resized.observe(panel.node);
+      panel.disposed.connect(() => { clearTimeout(this.timer); resized.disconnect(); });
     }
 
     forget() { this.comm = this.known = null; this.show(); }
@@ -124,6 +126,8 @@
           node.setAttribute('role', 'note');
           cell.node.append(node);
         }
+        const box = part => cell.node.querySelector(part)?.getBoundingClientRect();
+        cell.node.classList.toggle('fsdl-stacked', box('.jp-InputArea-prompt')?.bottom <= box('.jp-InputArea-editor')?.top + 2);
         node.textContent = mark.word;
         const said = mark.fix ? `${mark.text}: ${mark.fix}` : mark.text;
         node.setAttribute('aria-label', `fsdl: ${said}`);

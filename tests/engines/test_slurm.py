@@ -27,6 +27,7 @@ from fsdl_dev.engines.contract import EngineContract
 from fsdl_dev.engines.slurm.script import slurm_name
 from fsdl_dev.records.find import runs
 from fsdl_dev.records.run import Run
+from fsdl_dev.share.shell import plan_shell
 from fsdl_dev.worker.processes import who_asks
 
 pytestmark = pytest.mark.slow
@@ -621,3 +622,16 @@ def test_trials_of_a_sweep_run_side_by_side(lab):
     assert len(trials) == 3 and {trial.job.launch.target for trial in trials} == {"cluster"}
     spans = [(trial.view.life.times["running"], trial.view.life.times["succeeded"]) for trial in trials]
     assert max(sum(begin <= moment <= end for begin, end in spans) for moment, _ in spans) == 2
+
+
+def test_a_shell_in_the_allocation_and_on_the_login_node(lab):
+    run = Run(lab.submit("steps.py", lab.enough))
+    until(lambda: run.state == "running" and run.tail())
+    plan = plan_shell(run, command='ls; test -n "$SLURM_JOB_ID" && exit 5')
+    done = subprocess.run(plan.words, capture_output=True, text=True, timeout=120)
+    assert "its allocation" in plan.where and done.returncode == 5 and "steps.py" in done.stdout, done
+    lab.enough.touch()
+    until(lambda: run.state in FINAL)
+    plan = plan_shell(run, command='test -z "$SLURM_JOB_ID" && exit 6')
+    done = subprocess.run(plan.words, capture_output=True, text=True, timeout=120)
+    assert "login node" in plan.where and done.returncode == 6, done

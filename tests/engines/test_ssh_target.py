@@ -28,6 +28,7 @@ from fsdl_dev.engines.transport.ssh import SshShell
 from fsdl_dev.launcher.options import parse_line
 from fsdl_dev.notebook.magics import LINES
 from fsdl_dev.share.mirror import mirror
+from fsdl_dev.share.shell import plan_shell
 from fsdl_dev.snapshot.take import take_snapshot
 
 pytestmark = [
@@ -665,3 +666,13 @@ def test_a_run_is_repeated_there(lab, monkeypatch):
     assert answer.again.state == "succeeded", told(answer.again)
     verdicts = {name: verdict for name, *_, verdict in answer.rows}
     assert verdicts["seeded"] == "identical" and verdicts["chance"].startswith("outside: ") and not answer.ok
+
+
+def test_a_shell_in_the_code_of_a_run(lab):
+    run = lab.launch("print('as it was')\n")
+    until_state(run, *FINAL)
+    (lab.folder / "train.py").write_text("raise SystemExit(9)\n")
+    plan = plan_shell(run, command="uname -n; python train.py && exit 5")
+    assert plan.where == "box"
+    done = subprocess.run(plan.words, capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 5 and "as it was" in done.stdout, done

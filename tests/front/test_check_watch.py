@@ -70,8 +70,8 @@ def test_rounds_as_an_editor_reads_them(make_project):
     try:
         (problem,) = watch.round()
         assert problem["file"] == "nbs/00_train.ipynb" and problem["severity"] == "error"
-        assert "`helper` is not defined" in problem["message"] and problem["column"] == "1", problem
-        assert "%%fsdl_launch" in line_of(book, problem)
+        assert "`helper` is defined only by cell 3" in problem["message"], problem
+        assert "print(helper)" in line_of(book, problem) and problem["column"] == "1"
 
         notebook = nbformat.read(book, 4)
         notebook.cells[3].source = "#| export\ndef helper():\n    return RTE"

@@ -37,6 +37,8 @@ COMMANDS = (
     "fetch",
     "rm",
     "gc",
+    "shell",
+    "profile",
     "compare",
     "diff",
     "lineage",
@@ -52,14 +54,16 @@ COMMANDS = (
     "export",
     "mirror",
     "share",
-    "help",
-    "skill",
-    "mcp",
+    "new",
     "init",
+    "adopt",
     "git-setup",
     "doctor",
     "targets",
     "completion",
+    "help",
+    "skill",
+    "mcp",
 )
 BELOW_TARGETS = tuple(f"targets {verb}" for verb in ("add", "consent", "remove", "show", "test"))
 NOTEBOOKS = {
@@ -475,12 +479,8 @@ def test_init_makes_a_project_that_launches(tmp_path):
     here = Folder(tmp_path)
     somebody = {f"GIT_{who}_{what}": "a@b.c" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     here.fsdl("init", "mein Projekt", **somebody)
-    assert sorted(Path(line).name for line in here.out.split("\n") if line) == [
-        ".gitignore",
-        "00_train.ipynb",
-        "__init__.py",
-        "settings.ini",
-    ]
+    written = {Path(line).name for line in here.out.split("\n") if line}
+    assert {".gitignore", "00_train.ipynb", "__init__.py", "settings.ini", "Makefile", "AGENTS.md"} <= written
     assert "jupyter lab 'mein Projekt/nbs/00_train.ipynb'" in here.err
     assert (tmp_path / "mein Projekt" / ".git" / "HEAD").is_file()
     git = ["git", "-C", str(tmp_path / "mein Projekt")]
@@ -489,7 +489,7 @@ def test_init_makes_a_project_that_launches(tmp_path):
         subprocess.run([*git, "log", "--format=%s"], capture_output=True, text=True).stdout == "fsdl init\n"
     )
     assert "nbdev project already" in here.fsdl("init", "mein Projekt", code=2)
-    assert "--name my_study" in here.fsdl("init", ".", "--name", "class", code=2)
+    assert "fsdl init . --name project_class" in here.fsdl("init", ".", "--name", "class", code=2)
     inside = Folder(tmp_path / "mein Projekt")
     assert (
         inside.json("launch", "nbs/00_train.ipynb", "--cell", "Train", "--on", "test")["metrics"]["loss"]

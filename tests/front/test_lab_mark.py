@@ -168,6 +168,7 @@ def test_states_of_a_notebook(project, tmp_path):
         expect(lab.status).to_be_visible()
         box, bar = lab.status.bounding_box(), page.locator("#jp-main-statusbar").bounding_box()
         assert box["x"] + box["width"] <= bar["x"] + bar["width"] + 1
+        expect(lab.cell(2)).to_have_class(re.compile("fsdl-stacked"))
         lab.picture("narrow")
         assert not page.said
 

@@ -7,6 +7,7 @@ __all__ = ['SlurmEngine']
 
 # %% ../../../nbs/engines/slurm/05_target.ipynb #88660a5b
 import re
+import shlex
 import time
 from collections.abc import Callable, Mapping
 
@@ -20,7 +21,7 @@ from ...core.states import FINAL
 from ...core.units import Money
 from ..capacity import Capacity
 from ..enforce import Enforcer
-from ..remote.engine import Engine, FarPaths, Record, Seen
+from ..remote.engine import Engine, Entrance, FarPaths, Record, Seen
 from ..remote.start_script import start_script
 from .admin import SlurmEnforcer
 from .allowance import ALLOWANCE, judge, parse_allowances
@@ -295,6 +296,15 @@ class SlurmEngine(Engine):
     def killed_for_memory(self, seen: Seen, log: str) -> dict | None:
         "By the job's log and by accounting."
         return killed_for_memory(seen, log)
+
+    def enter(self, run: RunDir, command: str, going_on: bool, terminal: bool) -> Entrance:
+        "A command in the allocation of a run that goes on; on the login node for one that has ended."
+        number, host = self.record(run).id, self.fields.host or "this machine"
+        if not going_on or not number:
+            return Entrance(self.shell, command, f"the login node {host}: its allocation has ended")
+        pty = "--pty " if terminal else ""
+        line = f"srun --overlap --jobid={shlex.quote(str(number))} -N1 -n1 {pty}{command}"
+        return Entrance(self.shell, line, f"its allocation {number}, through {host}")
 
     def leave_queue(self, run: RunDir, record: SlurmRecord) -> str:
         "A controller that was killed, and came back from an older state, may queue or hold what has ended meanwhile."

@@ -22,7 +22,7 @@ from ...core.rundir import Placement, RunDir, read_json, read_placement
 from ...core.settings import Project
 from ..containers import end_container
 from ..remote.containers import engine_of
-from ..remote.engine import Engine, FarPaths, Record, RemoteFields, Seen
+from ..remote.engine import Engine, Entrance, FarPaths, Record, RemoteFields, Seen
 from ..remote.ship import ship_runtime
 from ..remote.start_script import start_script
 from .client import Box, Tickets
@@ -337,6 +337,10 @@ class SshEngine(Engine):
         "Tell the worker; it tells the other machines."
         box = self.box(run.id)
         box.shell.run(stop_command(box.storage.join("runs", run.id), who_asks()), retry=True)
+
+    def enter(self, run: RunDir, command: str, going_on: bool, terminal: bool) -> Entrance:
+        "A command on the host that leads a run."
+        return Entrance(self.box(run.id).shell, command, self.machine(run))
 
     def clean_up(self, run: RunDir) -> bool:
         "End the containers of a run whose start script is gone: SIGTERM, the grace period, SIGKILL."

@@ -178,7 +178,20 @@ def main(folder: str) -> int:
     announce_files(run.writer(f"rank{rank}", rank))
     join_trainers()
     watch_standstill(Path(os.environ[Env.CODE]), job)
-    status = run_job(run, job, rank)
+    if os.environ.get(Env.REHEARSE):
+        from fsdl_dev.worker.rehearsal.process import begin, end
+
+        job = begin(run.path.parent.parent, Path(os.environ[Env.CODE]), job)
+    if "profile" in job.tags and job.kind != "notebook":  # whose kernel is another process
+        from fsdl_dev.worker.profiling.profile import begin_profile, end_profile
+
+        begin_profile()
+        status = run_job(run, job, rank)
+        end_profile(run.writer(f"rank{rank}", rank))
+    else:
+        status = run_job(run, job, rank)
+    if status == 0 and os.environ.get(Env.REHEARSE):
+        end()
     if status == 143:
         leave_quickly()
     return status
