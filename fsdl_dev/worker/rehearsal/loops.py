@@ -73,7 +73,7 @@ def _names(node: ast.AST) -> set[str]:
 
 
 def _call(name: str, *arguments: Any) -> ast.Call:
-    shown = [one if isinstance(one, ast.AST) else ast.Constant(one) for one in arguments]
+    shown = [one if isinstance(one, ast.expr) else ast.Constant(one) for one in arguments]
     return ast.Call(ast.Name(name, ast.Load()), shown, [])
 
 
@@ -125,8 +125,8 @@ class _Shorter(ast.NodeTransformer):
 
     # ---- numbers that say how long
 
-    def _number(self, name: str, node: ast.AST | None) -> ast.AST | None:
-        if not isinstance(node, ast.Constant):
+    def _number(self, name: str, node: ast.expr) -> ast.expr:
+        if not isinstance(node, ast.Constant) or not isinstance(node.value, (int, float)):
             return node
         short = short_number(name, node.value)
         if short is None:
@@ -142,7 +142,7 @@ class _Shorter(ast.NodeTransformer):
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
         self.generic_visit(node)
-        if isinstance(node.target, ast.Name):
+        if isinstance(node.target, ast.Name) and node.value is not None:
             node.value = self._number(node.target.id, node.value)
         return node
 
@@ -152,7 +152,7 @@ class _Shorter(ast.NodeTransformer):
         first = len(named) - len(node.defaults)
         node.defaults = [self._number(named[first + at].arg, one) for at, one in enumerate(node.defaults)]
         pairs = zip(node.kwonlyargs, node.kw_defaults)
-        node.kw_defaults = [self._number(one.arg, default) for one, default in pairs]
+        node.kw_defaults = [default and self._number(one.arg, default) for one, default in pairs]
         return node
 
     def visit_Dict(self, node: ast.Dict) -> ast.AST:
@@ -322,7 +322,8 @@ class ShortLoops:
 
     def install(self) -> None:
         "Let the names that shorter loops call be known everywhere."
-        vars(builtins).update({_FEW: self.few, _EACH: self.each, _AGAIN: self.again})
+        for name, function in {_FEW: self.few, _EACH: self.each, _AGAIN: self.again}.items():
+            setattr(builtins, name, function)
 
 # %% ../../../nbs/worker/rehearsal/00_loops.ipynb #b88a8538
 def shortened(source: str | bytes, file: str) -> Any:  # the source, or a syntax tree
