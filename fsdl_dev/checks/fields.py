@@ -162,18 +162,32 @@ def tag_gate(
     except FsdlError as error:
         return [Check("tags", "fail", error.what, error.where, error.fix)]
     policy, owner = _policy_of(project), str(tags.get("owner", ""))
-    extra, failed = [tag for tag in tags if tag not in known], []
+    extra = [tag for tag in tags if tag not in known]
     waivers = usable_exceptions(policy, exceptions, owner)
+    failed = []
     for name, field in known.items():
         value, where = str(tags.get(name, "")).strip(), f"{name} in [tool.fsdl_dev] of pyproject.toml"
-        if not value and field.required and not (told and name == "dataset"):
+        told_later = bool(told) and name == "dataset"
+        if value:
+            failed += _wrong_value(field, name, where, value)
+        elif field.required and not told_later:
             waiver = policy.exception_of(field.rule, waivers) if field.rule else None
             failed.append(_missing_tag(field, name, where, _nearly(name, extra), waiver))
-        elif value and (problem := field.problem(value)):
-            failed.append(Check("tags", "fail", f"tag {name!r}: {problem}", where, field.option(value)))
+    return failed or [Check("tags", "pass", _say_tags(tags, told))]
+
+
+def _wrong_value(field: TagField, name: str, where: str, value: str) -> list[Check]:
+    "A failed check where the value of a tag is not allowed."
+    problem = field.problem(value)
+    return [Check("tags", "fail", f"tag {name!r}: {problem}", where, field.option(value))] if problem else []
+
+
+def _say_tags(tags: Mapping[str, str], told: str) -> str:
+    "The tags of a launch in a line, with the one that the run fills in."
     given = [f"{key}={value}" for key, value in tags.items()]
-    given += [f"dataset: filled in by the run, from {told}"] if told and not tags.get("dataset") else []
-    return failed or [Check("tags", "pass", ", ".join(given) or "none")]
+    if told and not tags.get("dataset"):
+        given.append(f"dataset: filled in by the run, from {told}")
+    return ", ".join(given) or "none"
 
 
 def _missing_tag(field: TagField, name: str, where: str, near: str, waiver: PolicyException | None) -> Check:

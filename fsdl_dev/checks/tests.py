@@ -264,6 +264,32 @@ def _all_names(project: Project) -> list[str]:
     return sorted(path.relative_to(project.root).as_posix() for path in project.notebooks())
 
 
+def _committed_digest(project: Project, name: str) -> str:
+    "Digest of the cells that a notebook's tests ran at the last commit; empty for a new one."
+    with suppress(GitFailed):
+        return _code_digest(ask_git(project.root, "show", f"HEAD:./{name}"), project.test_flags)[0]
+    return ""
+
+
+def _digest_now(project: Project, name: str, launched: bool, lone: bool) -> str:
+    "Digest of the cells that the tests of a notebook run; empty where it has no tests for this launch."
+    path = project.root / name
+    try:
+        digest, exports = _code_digest(path.read_bytes(), project.test_flags)
+    except OSError:  # it was deleted
+        return ""
+    if launched:
+        return digest
+    inside = project.nbs_path is not None and path.is_relative_to(project.nbs_path)
+    return digest if exports and inside and not lone else ""
+
+
+def _without_passed(project: Project, digests: Mapping[str, str]) -> dict[str, str]:
+    "The notebooks whose tests have not passed as they stand."
+    passed = Memo(project.store, "tests passed").get(list(digests.values())) if digests else {}
+    return {name: digest for name, digest in digests.items() if digest not in passed}
+
+
 def _changed_notebooks(
     project: Project,
     notebook: str | None,  # the launched notebook, relative to the project's root
@@ -271,23 +297,14 @@ def _changed_notebooks(
 ) -> dict[str, str]:  # path -> digest of its tested cells
     "Exporting notebooks, and the launched one, whose tests have not passed as they stand."
     names, committed = (_all_names(project), True) if every else _changed_names(project)
-    candidates: dict[str, str] = {}
-    for name in names:
-        inside = project.nbs_path is not None and (project.root / name).is_relative_to(project.nbs_path)
-        try:
-            digest, exports = _code_digest((project.root / name).read_bytes(), project.test_flags)
-        except OSError:
-            continue  # deleted
-        if not digest or not (name == notebook or (exports and inside and (committed or notebook is None))):
-            # without a commit it is not known what changed: a launched notebook then speaks for itself
-            continue
-        before = b""
-        with suppress(GitFailed):  # new since the commit
-            before = ask_git(project.root, "show", f"HEAD:./{name}") if committed and not every else b""
-        if _code_digest(before, project.test_flags)[0] != digest:
-            candidates[name] = digest
-    passed = Memo(project.store, "tests passed").get(list(candidates.values())) if candidates else {}
-    return {name: digest for name, digest in candidates.items() if digest not in passed}
+    lone = (
+        not committed and notebook is not None
+    )  # what changed is not known: only the launched one is tested
+    digests = {name: _digest_now(project, name, name == notebook, lone) for name in names}
+    digests = {name: digest for name, digest in digests.items() if digest}
+    if committed and not every:
+        digests = {name: one for name, one in digests.items() if _committed_digest(project, name) != one}
+    return _without_passed(project, digests)
 
 # %% ../../nbs/checks/01_tests.ipynb #38d6dade
 def _test_check(project: Project, name: str, outcome: Outcome, seconds: float) -> Check:
@@ -396,6 +413,30 @@ def tests_to_run(
     return {name: float(took[name]) if name in took else None for name in names}
 
 
+def _test_all(
+    project: Project, changed: Mapping[str, str], progress: Callable[[str], None] | None
+) -> list[Check]:
+    "Test notebooks side by side, and remember those that passed and how long each took."
+    stop = threading.Event()
+    with ThreadPoolExecutor(min(len(changed), os.cpu_count() or 1, 4)) as pool:
+        try:
+            checks = list(pool.map(lambda name: _test_one(project, name, progress, stop), changed))
+        except BaseException:  # Ctrl-C reaches this thread only; the tests end with it
+            stop.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    passed = {changed[name]: name for name, check in zip(changed, checks) if check.verdict == "pass"}
+    Memo(project.store, "tests passed").put(passed)
+    Memo(project.store, _SECONDS).put({name: f"{check.seconds:.1f}" for name, check in zip(changed, checks)})
+    return checks
+
+
+def _untested_parts(project: Project, notebook: str | None, imported: Collection[str] | None) -> list[Check]:
+    "A check for each notebook of a job that has exported cells and no test of them."
+    names = [name for name in _all_names(project) if _is_part(project, name, notebook, imported)]
+    return _untested_checks(project, names)
+
+
 def test_gate(
     project: Project,
     notebook: str
@@ -412,30 +453,17 @@ def test_gate(
     if not project.nbdev:
         return [Check("tests", "pass", "not an nbdev project: nothing to test")]
     open_store(project)
+    if every and (untested := _untested_parts(project, notebook, imported)):
+        return untested
     found = _changed_notebooks(project, notebook, every)
     changed = {name: digest for name, digest in found.items() if _is_part(project, name, notebook, imported)}
     others = _others_check(sorted(set(found) - set(changed)), len(found))
-    if every:
-        names = [name for name in _all_names(project) if _is_part(project, name, notebook, imported)]
-        if untested := _untested_checks(project, names):
-            return untested
     if not changed:
         text = "no notebook has changed since it was tested or committed"
         return others or [Check("tests", "pass", text)]
     if progress is not None and others:
         progress(f"testing {len(changed)} of {len(found)} changed notebooks: those that the job imports")
-    stop = threading.Event()
-    with ThreadPoolExecutor(min(len(changed), os.cpu_count() or 1, 4)) as pool:
-        try:
-            checks = list(pool.map(lambda name: _test_one(project, name, progress, stop), changed))
-        except BaseException:  # Ctrl-C reaches this thread only; the tests end with it
-            stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    passed = {changed[name]: name for name, check in zip(changed, checks) if check.verdict == "pass"}
-    Memo(project.store, "tests passed").put(passed)
-    Memo(project.store, _SECONDS).put({name: f"{check.seconds:.1f}" for name, check in zip(changed, checks)})
-    return [*checks, *others]
+    return [*_test_all(project, changed, progress), *others]
 
 # %% ../../nbs/checks/01_tests.ipynb #5915a401
 def in_test_gate(

@@ -148,7 +148,7 @@ def _has_lines(
     fix: Fix,
     texts: Mapping[CellFix, str | None],  # what the file has now of each cell
 ) -> bool:
-    "Whether a saved file has all lines of a fix. Raises FsdlError where somebody edits one of its cells."
+    "Whether a saved file has all lines of a fix. Raises FsdlError where the page has other text in one of the cells."
     for cell, text in texts.items():
         if text not in (cell.before, cell.after):
             raise _being_edited(fix, cell, text)

@@ -115,7 +115,7 @@ def test_a_bad_cell_costs_its_own_page_only(tmp_path):
 def test_llms_txt_names_each_guide_and_each_page_of_the_reference():
     text = llms.llms_text(docs.NOTEBOOKS, docs.guide_sections())
     assert re.match(r"# fsdl_dev\n\n> \w", text) and "fsdl help --json" in text
-    pages = re.findall(r"^- \[[^]]+\]\(([^)]+)\): \S", text, re.M)
+    pages = re.findall(r"^- \[[^]]+\]\(([^)]+)\): [`\w]", text, re.M)
     guides = [
         Path(name).with_suffix(".html").as_posix()
         for one in docs.guide_sections()

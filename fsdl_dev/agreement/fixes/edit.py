@@ -121,7 +121,7 @@ def write_fix(fix: Fix) -> None:
 
 
 def refuse_other_project(fix: Fix, project: Project) -> None:
-    "Raise FsdlError for a notebook of another project than the one that is worked in: nobody asked to change that."
+    "Raise FsdlError where the notebook lies outside of the current project: --fix changes files of this project only."
     other = find_project(fix.notebook)
     if other.root == project.root:
         return

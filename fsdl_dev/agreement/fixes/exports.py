@@ -91,7 +91,7 @@ def _last_maker(view: View, name: str, before: int | None, binding: Sequence[Cel
 
 
 def _makers(view: View, name: str, before: int | None, chosen: Collection[int]) -> list[Cell] | None:
-    "The cells that would have to be exported for a name; [] where the module has it, None where nobody can say."
+    "The cells to export so that the module has a name; [] where it has it already, None where no cell makes it."
     binding = [cell for cell in _above(view, before) if name in cell_names(cell.source).binds]
     if not binding:
         return [] if hasattr(builtins, name) else _star_cells(view, name, before)
