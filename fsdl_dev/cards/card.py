@@ -63,7 +63,7 @@ from ..core.rundir import run_words
 from ..core.states import FINAL
 from ..core.text import fold, printable
 from ..core.units import say_seconds
-from ..records.curves import curves_html, panels, sparkline, stage_curves, with_switches
+from ..records.curves import curves_html, panels, sparkline, stage_curves, styled_once, with_switches
 from ..records.lineage import earlier_runs
 from ..records.run import Run
 from ..records.table import COLOURS, aligned, headline, sweep_labels
@@ -553,7 +553,7 @@ def card_html(
     system: str = "",  # HTML, from system_for_card
 ) -> str:
     "The card as HTML that needs no script and no kernel."
-    folds = folds_html(card_folds(card, with_switches(curves), system))
+    folds = styled_once(folds_html(card_folds(card, with_switches(curves), system)))
     stale = "" if card.state in FINAL else stale_note(f"%fsdl_attach {card.words}")
     return element(card_head(card) + folds + stale, card_frame(card))
 
@@ -562,7 +562,7 @@ def curves_for_card(card: Card) -> str:
     "The two panels that a card has room for, as HTML, with what the switches choose."
     if card.panels:
         return curves_html(card.panels, said=2, choices=True)
-    return curves_html(stage_curves(card.series), choices=True, columns=48)
+    return curves_html(stage_curves(card.series), choices=True, columns=40)
 
 
 def system_for_card(card: Card) -> str:

@@ -4,11 +4,10 @@
 
 # %% auto #0
 __all__ = ['Series', 'RUN_COLOURS', 'downsample', 'bucket_means', 'smooth', 'split_name', 'panels', 'Curve', 'stage_curves',
-           'deviation', 'mean_curve', 'draw_curves', 'switches_html', 'with_switches', 'curves_html', 'metrics_table',
-           'blocks', 'sparkline']
+           'deviation', 'mean_curve', 'draw_curves', 'switches_html', 'with_switches', 'curves_html', 'styled_once',
+           'metrics_table', 'blocks', 'sparkline']
 
 # %% ../../nbs/records/01_curves.ipynb #024074a1
-import base64
 import html
 import io
 import math
@@ -18,6 +17,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 from ..core.fold.view import RunView
 
@@ -282,7 +282,7 @@ def draw_curves(
 
 # %% ../../nbs/records/01_curves.ipynb #7d1c0a03
 def _path(points: list, axes: _Axes, colour: str, width: float, faint: bool = False) -> str:
-    at = "L".join(f"{axes.x(step):g} {axes.y(value):g}" for step, value in points)
+    at = "L".join(f"{axes.x(step):.3g} {axes.y(value):.3g}" for step, value in points)
     look = f'stroke="{colour}" stroke-width="{width:g}"' + ' stroke-opacity="0.35"' * faint
     return f'<path d="M{at}" {look} vector-effect="non-scaling-stroke"/>'
 
@@ -331,7 +331,7 @@ def _drawing(curves: list[Curve], axes: _Axes, smoothing: str = "some", fine: bo
     drawn += "".join(_curve_paths(curve, axes, buckets, smoothing, len(curves) <= 4) for curve in curves)
     svg = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 100 100" preserveAspectRatio="none"'
     svg += f' fill="none" stroke-linecap="round" stroke-linejoin="round">{drawn}</svg>'
-    return base64.b64encode(svg.encode()).decode()
+    return quote(svg.replace('"', "'"), safe=" ='/:;,.()-+")  # shorter than base64, which needs a third more
 
 
 def _told(curves: list[Curve], step: float, steps: list[list[float]], unit: str) -> str:
@@ -356,10 +356,8 @@ def _hover(curves: list[Curve], axes: _Axes, unit: str, most: int = 60) -> str:
     edges = [0.0, *((a + b) / 2 for a, b in zip(at, at[1:])), 100.0]
     columns = ""
     for step, x, left, right in zip(picked, at, edges, edges[1:]):
-        place = (
-            f"left:{left:.4g}%;width:{right - left:.4g}%;--x:{100 * (x - left) / ((right - left) or 1):.3g}%"
-        )
-
+        share = f"{100 * (x - left) / ((right - left) or 1):.3g}%"  # of the column's width, where the step is
+        place = f"left:{left:.4g}%;width:{right - left:.3g}%" + ("" if share == "50%" else f";--x:{share}")
         side = ' class="r"' if x > 50 else ""
         columns += f'<b{side} style="{place}" data-t="{html.escape(_told(curves, step, steps, unit))}"></b>'
     return columns
@@ -379,11 +377,11 @@ margin:0!important;background:none}
 .fsdl-plot .y::before{right:calc(100% + 6px);transform:translateY(-50%)}
 .fsdl-plot .x{bottom:0}.fsdl-plot .x::before{top:3px;transform:translateX(-50%)}
 .fsdl-plot b{top:0;bottom:0}
-.fsdl-plot b:hover::before{content:"";top:0;bottom:0;left:var(--x);border-left:1px solid;opacity:.6}
-.fsdl-plot b:hover::after{content:attr(data-t);position:absolute;z-index:9;top:2px;left:calc(var(--x) + 7px);
+.fsdl-plot b:hover::before{content:"";top:0;bottom:0;left:var(--x,50%);border-left:1px solid;opacity:.6}
+.fsdl-plot b:hover::after{content:attr(data-t);position:absolute;z-index:9;top:2px;left:calc(var(--x,50%) + 7px);
 white-space:pre;background:#1f2933;color:#fff;padding:3px 8px;border-radius:4px;font-weight:normal;
 pointer-events:none}
-.fsdl-plot b.r:hover::after{left:auto;right:calc(100% - var(--x) + 7px)}
+.fsdl-plot b.r:hover::after{left:auto;right:calc(100% - var(--x,50%) + 7px)}
 .fsdl-plot em{position:absolute;right:0;bottom:calc(100% + 2px);font-style:normal;opacity:.75;white-space:nowrap}
 </style>"""
 
@@ -456,7 +454,7 @@ def _axis_html(curves: list[Curve], axes: _Axes, smoothings: Sequence[str], abou
     )
     pictures = [
         f'<img class="{smoothing}" width="300" height="112" {f"{_HIDDEN} {_CHOSEN}" if at else seen}'
-        f' src="data:image/svg+xml;base64,{_drawing(curves[::-1], axes, smoothing, shown and not at)}">'
+        f' src="data:image/svg+xml,{_drawing(curves[::-1], axes, smoothing, shown and not at)}">'
         for at, smoothing in enumerate(smoothings)
     ]
     name = "<em>log axis</em>" if axes.log else ""
@@ -515,6 +513,12 @@ def curves_html(
     shown = [(title, [c for c in curves if c.points]) for title, curves in drawn]
     parts = "".join(_panel(title, curves, said, unit, choices, columns) for title, curves in shown if curves)
     return f'{_STYLE}<div class="fsdl-curves">{parts}</div>' if parts else ""
+
+
+def styled_once(page: str) -> str:
+    "A page in which several groups of curves stand, with the style of curves once."
+    first, style, rest = page.partition(_STYLE)
+    return first + style + rest.replace(_STYLE, "")
 
 # %% ../../nbs/records/01_curves.ipynb #77df9735
 def metrics_table(view: RunView):
