@@ -90,24 +90,14 @@ def run_pip(python, log, arguments, total=0):
             )
 
 
-def link_labextension(venv):
-    """Replace the installed files of the JupyterLab extension by links to the working tree's, so that a change is seen.
+def copy_labextension(venv):
+    """Put the working tree's JupyterLab extension where JupyterLab looks: an editable installation leaves it out.
 
-    Each file, not the folder: pip removes the files of an earlier installation by their names, and would follow a
-    linked folder into the working tree.
+    Copies: JupyterLab's server answers 403 for a link that leads out of its folder.
     """
     source, target = ROOT / "labextension", venv / "share" / "jupyter" / "labextensions" / "fsdl_dev"
-    for file in source.rglob("*"):
-        place = target / file.relative_to(source)
-        if not file.is_file():
-            continue
-        place.parent.mkdir(parents=True, exist_ok=True)
-        if place.exists() or place.is_symlink():
-            place.unlink()
-        try:
-            place.symlink_to(file)
-        except OSError:  # a system without links: the copy is as good until the next change
-            shutil.copy(str(file), str(place))
+    shutil.rmtree(str(target), ignore_errors=True)
+    shutil.copytree(str(source), str(target))
 
 
 def main():
@@ -119,6 +109,7 @@ def main():
     python = venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     wanted = fingerprint()
     if stamp.exists() and stamp.read_text() == wanted and python.exists():
+        copy_labextension(venv)
         return
     started = time.time()
     if venv.exists() and (not python.exists() or subprocess.run([str(python), "-c", ""]).returncode):
@@ -145,7 +136,7 @@ def main():
     subprocess.run(compiling, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     print("set-up 3/3: fsdl_dev itself, editable", flush=True)
     run_pip(python, log, ["--no-deps", "--no-build-isolation", "-e", "."])
-    link_labextension(venv)
+    copy_labextension(venv)
     subprocess.run([str(python), str(ROOT / "tools" / "torchvision_cpu.py")], check=True)
     stamp.write_text(wanted)
     print("set-up: done in {:.0f} s".format(time.time() - started), flush=True)
