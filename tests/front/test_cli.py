@@ -479,8 +479,28 @@ def test_init_makes_a_project_that_launches(tmp_path):
     here = Folder(tmp_path)
     somebody = {f"GIT_{who}_{what}": "a@b.c" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     here.fsdl("init", "mein Projekt", **somebody)
-    written = {Path(line).name for line in here.out.split("\n") if line}
-    assert {".gitignore", "00_train.ipynb", "__init__.py", "settings.ini", "Makefile", "AGENTS.md"} <= written
+    made = tmp_path / "mein Projekt"
+    written = sorted(Path(line).relative_to(made).as_posix() for line in here.out.split("\n") if line)
+    assert written == [
+        ".github/workflows/test.yml",
+        ".gitignore",
+        ".vscode/tasks.json",
+        "AGENTS.md",
+        "Makefile",
+        "README.md",
+        "environment.yml",
+        "mein_projekt/__init__.py",
+        "nbs/00_train.ipynb",
+        "nbs/_quarto.yml",
+        "nbs/index.ipynb",
+        "pyproject.toml",
+        "requirements/dev.in",
+        "requirements/dev.txt",
+        "requirements/project.in",
+        "requirements/project.txt",
+        "settings.ini",
+        "tests/test_package.py",
+    ]
     assert "jupyter lab 'mein Projekt/nbs/00_train.ipynb'" in here.err
     assert (tmp_path / "mein Projekt" / ".git" / "HEAD").is_file()
     git = ["git", "-C", str(tmp_path / "mein Projekt")]

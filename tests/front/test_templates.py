@@ -12,7 +12,6 @@ import sys
 import tempfile
 import time
 import tomllib
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from click.testing import CliRunner
 from nbclient import NotebookClient
 from quickstart import ThisKernelManager
 from repository import ROOT, tracked_files
+from wheels import build_wheel, install_beside, installed_data
 
 import fsdl_dev
 from fsdl_dev.cli.main import main
@@ -231,36 +231,11 @@ def test_every_file_of_the_templates_is_packed():
 
 @pytest.mark.slow
 def test_a_wheel_brings_the_templates(working_copy, tmp_path):
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        tmp_path,
-        ".",
-        cwd=working_copy,
-    )
-    wheel = next(tmp_path.glob("fsdl_dev-*.whl"))
-    inside = {name.partition(".data/data/share/fsdl_dev/")[2] for name in zipfile.ZipFile(wheel).namelist()}
+    wheel = build_wheel(working_copy, tmp_path)
+    inside = {name.removeprefix("share/fsdl_dev/") for name in installed_data(wheel)}
     assert template_files() <= inside, sorted(template_files() - inside)
     place = tmp_path / "installed"
-    run(
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--no-deps",
-        "--ignore-installed",
-        "--prefix",
-        place,
-        wheel,
-        cwd=tmp_path,
-    )
+    install_beside(wheel, place)
     site = next(place.rglob("site-packages"))
     code = "from fsdl_dev.cli.project.template import templates_folder; print(templates_folder())"
     environment = {**surroundings(), "PYTHONPATH": str(site)}

@@ -1,12 +1,10 @@
 """The extension of JupyterLab comes with the wheel: small, without a build, and of the package's version."""
 
 import json
-import subprocess
-import sys
-import zipfile
 
 import pytest
 from repository import ROOT
+from wheels import build_wheel, install_beside, installed_data
 
 import fsdl_dev
 
@@ -25,37 +23,12 @@ def test_it_is_small_and_of_this_version():
 @pytest.mark.slow
 def test_the_wheel_installs_it(working_copy, tmp_path):
     "pip install of the wheel puts it where JupyterLab looks, without a build of JavaScript."
-    build = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-q",
-        "--no-deps",
-        "--no-build-isolation",
-        "-w",
-        str(tmp_path),
-        ".",
-    ]
-    subprocess.run(build, cwd=working_copy, check=True)
-    wheel = next(tmp_path.glob("*.whl"))
+    wheel = build_wheel(working_copy, tmp_path)
     files = {file.relative_to(FOLDER).as_posix() for file in FOLDER.rglob("*") if file.is_file()}
-    inside = {name.partition(".data/data/")[2] for name in zipfile.ZipFile(wheel).namelist()}
-    assert {f"{PLACE}/{file}" for file in files} == {file for file in inside if file.startswith(f"{PLACE}/")}
+    others = {name for name in installed_data(wheel) if not name.startswith("share/fsdl_dev/templates/")}
+    assert {f"{PLACE}/{file}" for file in files} == others
     prefix = tmp_path / "prefix"
-    install = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "-q",
-        "--no-deps",
-        "--ignore-installed",
-        "--prefix",
-        str(prefix),
-        str(wheel),
-    ]
-    subprocess.run(install, check=True)
+    install_beside(wheel, prefix)
     assert (prefix / PLACE / "static" / "remoteEntry.js").read_bytes() == (
         FOLDER / "static" / "remoteEntry.js"
     ).read_bytes()
