@@ -577,7 +577,7 @@ def test_bash_completes(folder):
 
     assert complete("fsdl la") == ["launch"]
     assert complete("fsdl launch --on l") == ["local"]
-    assert complete("fsdl launch --pr") == ["--procs"]
+    assert complete("fsdl launch --pr") == ["--procs", "--profile"]
     assert "train.py" in complete("fsdl launch tr") and "nbs/" in complete("fsdl launch nb")
     assert complete(f"fsdl show {words[:-1]}") == [words]
     assert complete("fsdl launch smallproj.train:train --param s") == ["steps="]
