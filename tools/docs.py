@@ -86,6 +86,7 @@ REFERENCE = {
     "sweep": "Sweeps",
     "launcher": "Launching",
     "records": "Records of runs",
+    "environments": "Environments",
     "engines": "Engines",
     "worker": "The worker",
     "checks": "Checks",

@@ -159,6 +159,12 @@ class LocalTarget(Target):
         self.project, self.name, self.fields = project, name, read_fields(LocalFields, fields or {}, name)
         self.python = self.fields.python
 
+    def own_environment_fields(self, python: str) -> dict[str, Any] | None:
+        "The interpreter, unless another one or an image is configured."
+        if self.fields.image or self.fields.python not in (None, python):
+            return None
+        return {"python": python}
+
     def admit(self, job: Job, project: Project) -> None:
         "Raise FsdlError where the machine does not have what the job asks, or cannot run the image."
         _place_job(job, project, self)
