@@ -65,7 +65,8 @@ def _conflicts(python: str) -> list[Check]:
         told = [line.replace("`", "") for line in told if done.returncode]
         if told:
             more = f" And {len(told) - 3} more." if len(told) > 3 else ""
-            what = f"Installed packages do not fit one another. {'. '.join(line.rstrip('.') for line in told[:3])}.{more}"
+            shown = ". ".join(line.rstrip(".") for line in told[:3])
+            what = f"Installed packages do not fit one another. {shown}.{more}"
             return [
                 Check(
                     "packages",

@@ -59,7 +59,8 @@ _HEAD = """\
 # docker build -t {name} -f {file} .      then by its digest: image = "...@sha256:..." of a target
 FROM {base}
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_ROOT_USER_ACTION=ignore PYTHONUNBUFFERED=1
-RUN python3 -c "import sys; sys.exit(not ({test}) and 'this base has Python %d.%d, and the lock is for {python}' % sys.version_info[:2])"
+RUN python3 -c "import sys; v = sys.version_info[:2]; \
+sys.exit(not ({test}) and 'this base has Python %d.%d, and the lock is for {python}' % v)"
 """
 _WHEELS = "https://download.pytorch.org/whl"  # where builds of torch for one CUDA are
 
@@ -68,7 +69,7 @@ def _python_test(python: str, requires: str) -> tuple[str, str]:  # an expressio
     numbers = re.findall(r"\d+", python or requires)
     version = tuple(int(number) for number in numbers[:2]) or (3, 11)
     sign = "==" if python else ">="
-    return f"sys.version_info[:2] {sign} {version}", python or requires or "3.11 or newer"
+    return f"v {sign} {version}", python or requires or "3.11 or newer"
 
 
 def _install(file: str, hashes: bool, complete: bool, build: str | None) -> str:

@@ -124,7 +124,8 @@ def pair_checks(
                 wanted = Requirement(text)
                 if wanted.specifier.contains(_base(torch or ""), prereleases=True):
                     continue
-                what = f"{name} {packages.get(name, '')} is built for torch {wanted.specifier}, and torch {torch} is there."
+                built = f"{name} {packages.get(name, '')} is built for torch {wanted.specifier}"
+                what = f"{built}, and torch {torch} is there."
                 fix = (
                     f"{pip} '{wanted.name}{wanted.specifier}'   (or the {name} of torch {_base(torch or '')})"
                 )
@@ -139,7 +140,8 @@ def lock_pair_checks(versions: dict[str, str], where: str) -> list[Check]:
     if all(numbers) and numbers[0] and numbers[1] and numbers[0][1] == "2" and numbers[1][1] == "0":
         fitting = int(numbers[0][2]) + 15
         if int(numbers[1][2]) != fitting:
-            what = f"The lock pairs torch {torch} with torchvision {vision}: torch 2.{numbers[0][2]} belongs to 0.{fitting}."
+            pair = f"torch {torch} with torchvision {vision}"
+            what = f"The lock pairs {pair}: torch 2.{numbers[0][2]} belongs to 0.{fitting}."
             checks.append(
                 Check(
                     "torch",
@@ -157,13 +159,12 @@ def lock_pair_checks(versions: dict[str, str], where: str) -> list[Check]:
 
 def numpy_checks(packages: dict[str, str], fits: Fits, where: str, pip: str) -> list[Check]:
     "Packages that were compiled for NumPy 1 and cannot be imported beside NumPy 2."
-    return [
-        Check(
-            "numpy", "fail", f"{name} {packages.get(name, '')} was compiled for NumPy 1, and NumPy {fits.numpy} is there: {why}",
-            where, f"{pip} --upgrade {name}   (or 'numpy<2')",
-        )
-        for name, why in fits.broken.items()
-    ]  # fmt: skip
+    checks = []
+    for name, why in fits.broken.items():
+        built = f"{name} {packages.get(name, '')} was compiled for NumPy 1"
+        what = f"{built}, and NumPy {fits.numpy} is there: {why}"
+        checks.append(Check("numpy", "fail", what, where, f"{pip} --upgrade {name}   (or 'numpy<2')"))
+    return checks
 
 # %% ../../nbs/environments/04_findings.ipynb #09d7c395
 def driver_checks(facts: FarFacts, place: str = "here") -> list[Check]:
@@ -178,11 +179,6 @@ def driver_checks(facts: FarFacts, place: str = "here") -> list[Check]:
         seen = "no NVIDIA driver is seen: the check of CUDA against it is left to the machine that has GPUs"
         return [Check("driver", "pass", seen)]
     return []
-
-
-_CUDA_OF_CONDA = (
-    "environment.yml names CUDA {cuda}, which needs driver {least} or newer, and the driver here is {driver}."
-)
 
 
 def conda_checks(conda: CondaFile, facts: FarFacts, root: Path) -> list[Check]:
@@ -210,7 +206,8 @@ def kernel_checks(project: Project, here: FarFacts) -> list[Check]:
     "Whether the kernels that the notebooks name, and the one that runs this command, are of this environment."
     checks, around = [], kernel_around()
     if around and environment_of(around) != environment_of(sys.executable):
-        what = f"The kernel that runs this command is that of {environment_of(around)}, and fsdl is that of {sys.prefix}."
+        other = environment_of(around)
+        what = f"The kernel that runs this command is that of {other}, and fsdl is that of {sys.prefix}."
         fix = f"in a cell: !{shlex.quote(around)} -m fsdl_dev env check   (or another kernel: Kernel, Change Kernel)"
         checks.append(Check("kernel", "fail", what, around, fix))
     for kernel in named_kernels(project):

@@ -90,11 +90,9 @@ def _name(lock: LockFile, root: Path) -> str:
     return lock.path.relative_to(root).as_posix() if lock.path.is_relative_to(root) else str(lock.path)
 
 # %% ../../nbs/environments/05_lock_findings.ipynb #c5fce737
-_ONLY = {
-    "appnope": "darwin", "pyobjc-core": "darwin", "pyobjc-framework-cocoa": "darwin", "mlx": "darwin", "tensorflow-macos": "darwin",
-    "tensorflow-metal": "darwin", "jax-metal": "darwin", "pywin32": "win32", "pywinpty": "win32", "windows-curses": "win32",
-    "pywin32-ctypes": "win32", "triton-windows": "win32", "torch-directml": "win32", "uvloop": "linux darwin",
-}  # fmt: skip
+_DARWIN = """appnope pyobjc-core pyobjc-framework-cocoa mlx tensorflow-macos tensorflow-metal jax-metal"""
+_WINDOWS = """pywin32 pywinpty windows-curses pywin32-ctypes triton-windows torch-directml"""
+_ONLY = {**dict.fromkeys(_DARWIN.split(), "darwin"), **dict.fromkeys(_WINDOWS.split(), "win32")}
 _FAMILY = {
     "linux": ("linux", "manylinux", "musllinux"),
     "darwin": ("macos", "apple-darwin"),
@@ -133,9 +131,7 @@ def made_for_checks(lock: LockFile, facts: FarFacts, root: Path) -> list[Check]:
     return checks
 
 # %% ../../nbs/environments/05_lock_findings.ipynb #b96ce2ad
-_NO_FILE = re.compile(
-    r"([\w.-]+)==(\S+) has no wheels with a matching (\w+) (?:ABI )?(?:implementation )?(?:version )?tag(?: \(e\.g\., `([^`]+)`\))?"
-)
+_NO_FILE = re.compile(r"([\w.-]+)==(\S+) has no wheels with a matching [\w ]+ tag")
 _GONE = re.compile(r"there is no version of ([\w.-]+)==([^\s,]+)")
 
 

@@ -24,7 +24,7 @@ from fsdl_dev.engines.remote.environment import (
     torch_backend,
     unlisted_packages,
 )
-from .made import interpreter_of, make_once
+from .made import interpreter_of, make_once, make_venv
 from .uv import run_uv
 from ..snapshot.environment import Lock
 
@@ -110,9 +110,8 @@ def _origin(text: str) -> str:
 
 def _fill(place: Path, lock: Lock, lines: list[str]) -> list[tuple[str, str]]:
     "Make the environment; what uv cannot have is left out and returned."
-    what, minor = "uv cannot make the environment", python_minor(lock)
-    fix = f"uv python install {minor}   (or another machine)"
-    run_uv("venv", "-q", "--relocatable", "--python", minor, place, what=what, fix=fix)
+    what = "uv cannot make the environment"
+    make_venv(place, python_minor(lock), what)
     words = ["pip", "install", "-q", "--python", interpreter_of(place), "-r", "-"]
     same = (
         lock["platform"]["system"] == platform.system() and lock["platform"]["machine"] == platform.machine()
