@@ -81,18 +81,20 @@ def _conflicts(python: str) -> list[Check]:
 # %% ../../nbs/environments/06_check.ipynb #89e65af1
 def check_here(project: Project, named: Path | None = None, offline: bool = False) -> list[Check]:
     "What disagrees in the environment of this command."
-    facts, fits = facts_here(), ask_fits(LocalShell(), sys.executable)
+    facts = facts_here()
     pip = f"{shlex.quote(sys.executable)} -m pip install"
     locks, checks = read_locks(project, named)
+    if named is not None:
+        return _lock_checks(project, locks, facts, offline, here=True)
     checks = [check_python(), *project_checks(project, facts), *kernel_checks(project, facts), *checks]
     if facts.torch:
         checks += [check_torch(), *driver_checks(facts)]
+    fits = ask_fits(LocalShell(), sys.executable)
     checks += pair_checks(facts.packages, fits.requires, facts.place, pip)
     checks += numpy_checks(facts.packages, fits, facts.place, pip)
     checks += _conflicts(sys.executable)
     checks += _lock_checks(project, locks, facts, offline, here=True)
-    if named is None:
-        checks += source_checks(project.root, locks, facts)
+    checks += source_checks(project.root, locks, facts)
     conda = project.root / "environment.yml"
     if conda.is_file():
         checks += conda_checks(read_conda_file(conda), facts, project.root)

@@ -83,7 +83,7 @@ def installed_checks(lock: LockFile, facts: FarFacts, root: Path) -> list[Check]
             )
         ]
     count = sum(pin.name in facts.packages for pin in wanted)
-    return [Check("lock", "pass", f"{name}: {count} packages are there as it has them")]
+    return [Check("lock", "pass", f"{name}: {count} of its packages are there as it has them")]
 
 
 def _name(lock: LockFile, root: Path) -> str:
@@ -108,14 +108,14 @@ def made_for_checks(lock: LockFile, facts: FarFacts, root: Path) -> list[Check]:
     name, fail, fix = _name(lock, root), partial(Check, "lock", "fail"), compile_command(root, lock.path)
     checks, machine = lock_pair_checks(lock.versions, name), machine_variables(facts)
     if lock.python and facts.minor and lock.python != facts.minor:
-        what = f"{name} was compiled for Python {lock.python} alone, and {facts.place} is {facts.python}."
+        what = f"{name} was compiled for Python {lock.python} alone, and the Python of {facts.where} is {facts.python}."
         checks.append(fail(what, name, f"{fix}   (--universal holds for each Python)"))
     if (
         lock.requires
         and facts.python
         and not SpecifierSet(lock.requires).contains(facts.python, prereleases=True)
     ):
-        what = f"{name} holds for Python {lock.requires}, and {facts.place} is {facts.python}."
+        what = f"{name} holds for Python {lock.requires}, and the Python of {facts.where} is {facts.python}."
         checks.append(fail(what, name, f"a Python {lock.requires} there, or {fix}"))
     system = machine["sys_platform"]
     if lock.platform and not any(word in lock.platform for word in _FAMILY.get(system, (lock.platform,))):
@@ -125,7 +125,8 @@ def made_for_checks(lock: LockFile, facts: FarFacts, root: Path) -> list[Check]:
     if foreign:
         made = _WORD.get(_ONLY[foreign[0].name], _ONLY[foreign[0].name])
         which = say_some([pin.name for pin in foreign])
-        what = f"{name} pins what exists on {made} only, for each machine: {which}. {facts.where} is {facts.system}."
+        what = f"{name} pins what exists on {made} only, for each machine: {which}"
+        what += f"; and {facts.where} is {facts.system}."
         where = f"{name}, line {foreign[0].line}" if foreign[0].line else name
         checks.append(fail(what, where, fix))
     return checks

@@ -55,8 +55,9 @@ def make_venv(
     except FsdlError as error:
         if error.code != "offline" and "interpreter" not in error.what:
             raise
-        away = f"{what}: there is no Python {python.removesuffix(',>=3.11')} on this machine, and uv cannot bring one from here."
-        raise FsdlError(away, where=where, fix=fix) from error
+        asked = python.removesuffix(",>=3.11")
+        absent = f"there is no Python {asked} on this machine, and uv cannot bring one from here"
+        raise FsdlError(f"{what}: {absent}.", where=where, fix=fix) from error
 
 
 def make_once(folder: Path, fill: Callable[[Path], object]) -> None:

@@ -44,7 +44,7 @@ class Recreated:
 
     def checks(self) -> list[Check]:
         "What was made, and what is not in it."
-        made = f"{self.packages} packages as they were, in {self.folder}"
+        made = f"{self.packages} package{'s' * (self.packages != 1)} as recorded, in {self.folder}"
         return [
             Check("environment", "pass", made),
             *(Check("packages", "warn", f"{name} cannot be had: {why}") for name, why in self.absent),
@@ -103,7 +103,7 @@ def _origin(text: str) -> str:
         "this project": "it is the project itself: the snapshot has its code",
     }
     if kind.startswith("archive"):
-        return f"it was installed from a file ({told})"
+        return f"it was installed from a file{told.removeprefix('archive')}"
     where = f" ({about or kind})" if about or kind not in words else ""
     return words.get(kind, "it was installed from version control") + where
 

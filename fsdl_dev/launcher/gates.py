@@ -19,7 +19,7 @@ from pathlib import Path
 from ..agreement.export import UNREAD
 from ..checks.agents import AgentLaunch, agent_checks
 from ..checks.fields import data_module_of, dataset_tag, fill_tags, tag_gate
-from ..checks.header import header_checks, read_header
+from ..checks.header import header_checks, read_header, unreadable_header
 from ..checks.secrets import secrets_gate, values_gate
 from ..checks.tests import in_test_gate, test_gate
 from ..core.cells import parse_notebook
@@ -176,22 +176,22 @@ def _packages_of_script(launch: Launch) -> list[Check]:
     if not job.script or job.kind != "script" or not path.is_file() or other_interpreter(path):
         raise NotAsked("what is launched is no Python script")
     text = path.read_text(encoding="utf-8", errors="replace")
-    with suppress(ValueError):  # a header that cannot be read is said below
-        if (header := read_header(text)) and not job.module:
-            own = own_environment(path, header, launch.project.store)
-            fields = target.own_environment_fields(own.python)
-            if fields is not None:
-                return _use_own_environment(launch, own, fields)
+    if not job.module and target.own_environment_fields("") is not None:
+        try:
+            if header := read_header(text):
+                return _use_own_environment(launch, own_environment(path, header, launch.project.store))
+        except ValueError as error:
+            return [unreadable_header(job.script, error, "fail")]
     absent, elsewhere = launch.imports.missing, target.name if target.has_own_packages() else ""
     return header_checks(text, job.script, absent, elsewhere=elsewhere)
 
 
-def _use_own_environment(launch: Launch, own: OwnEnvironment, fields: dict) -> list[Check]:
-    "Let the job have the environment that its script names. Raises FsdlError where that cannot be made."
+def _use_own_environment(launch: Launch, own: OwnEnvironment) -> list[Check]:
+    "Let the job have the environment that its script names. Raises ValueError for a header that says nothing sensible."
     checks = own.problems()
     if checks:
         return checks
-    launch.own = own
+    launch.own, fields = own, _the_target(launch).own_environment_fields(own.python) or {}
     if any(launch.given.get(name) != value for name, value in fields.items()):
         launch.given = {**launch.given, **fields}
         launch.target = get_target(launch.on, launch.project, launch.given)
