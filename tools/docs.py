@@ -44,6 +44,7 @@ GUIDES = {
         "tutorials/kubernetes",
         "tutorials/clouds",
         "tutorials/environments",
+        "tutorials/environments_that_fit",
         "tutorials/my_data_is_elsewhere",
         "tutorials/long_runs",
         "tutorials/resume_elsewhere",

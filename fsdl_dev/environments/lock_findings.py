@@ -17,7 +17,7 @@ from ..core.errors import FsdlError
 from ..core.text import say_some
 from ..engines.remote.environment import FarFacts
 from .facts import machine_variables, uv_platform
-from .findings import lock_pair_checks
+from .findings import lock_pair_checks, python_word
 from .locks import LockFile, Pin, asked_names
 from .uv import find_uv, run_uv
 
@@ -36,7 +36,7 @@ def install_command(root: Path, lock: Path) -> str:
         return {"uv.lock": "uv sync", "poetry.lock": "poetry install"}[lock.name]
     if _has_rule(root, "setup"):
         return "make setup"
-    return f"{shlex.quote(sys.executable)} -m pip install -r {shlex.quote(name)}"
+    return f"{python_word()} -m pip install -r {shlex.quote(name)}"
 
 
 def compile_command(root: Path, lock: Path) -> str:
@@ -50,7 +50,9 @@ def compile_command(root: Path, lock: Path) -> str:
         if lock.is_relative_to(root)
         else str(lock.with_suffix(""))
     )
-    return f"uv pip compile --universal {shlex.quote(name)}.in -o {shlex.quote(name)}.txt"
+    own = lock.with_suffix(".in").is_file() or not (root / "pyproject.toml").is_file()
+    source = f"{name}.in" if own else "pyproject.toml"
+    return f"uv pip compile --universal {shlex.quote(source)} -o {shlex.quote(name)}.txt"
 
 # %% ../../nbs/environments/05_lock_findings.ipynb #dc2dffd1
 def _same(pinned: str, installed: str) -> bool:
@@ -77,11 +79,7 @@ def installed_checks(lock: LockFile, facts: FarFacts, root: Path) -> list[Check]
             f"{len(missing)} {'is' if len(missing) == 1 else 'are'} not installed: {say_some(missing, 4)}"
         )
     if told:
-        return [
-            Check(
-                "lock", "warn", f"{name}: {'; '.join(told)}.", facts.place, install_command(root, lock.path)
-            )
-        ]
+        return [Check("lock", "warn", f"{name}: {'; '.join(told)}.", name, install_command(root, lock.path))]
     count = sum(pin.name in facts.packages for pin in wanted)
     return [Check("lock", "pass", f"{name}: {count} of its packages are there as it has them")]
 
