@@ -95,10 +95,17 @@ def check_here(project: Project, named: Path | None = None, offline: bool = Fals
     checks += _conflicts(sys.executable)
     checks += _lock_checks(project, locks, facts, offline, here=True)
     checks += source_checks(project.root, locks, facts)
-    conda = project.root / "environment.yml"
-    if conda.is_file():
-        checks += conda_checks(read_conda_file(conda), facts, project.root)
+    for conda in (project.root / "environment.yml", project.root / "environment.yaml"):
+        if conda.is_file():
+            checks += _conda(conda, facts, project.root)
     return list(dict.fromkeys(checks))
+
+
+def _conda(path: Path, facts: FarFacts, root: Path) -> list[Check]:
+    try:
+        return conda_checks(read_conda_file(path), facts, root)
+    except FsdlError as error:
+        return [Check("lock", "fail", error.what, error.where, error.fix)]
 
 
 def _lock_checks(

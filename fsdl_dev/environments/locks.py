@@ -173,7 +173,7 @@ class CondaFile:
 
 
 _CUDA = ("cuda-version", "pytorch-cuda", "cudatoolkit", "cuda-toolkit", "cuda")
-_VERSION = re.compile(r"(?P<name>[\w.-]+)\s*(?:[=~>]=?\s*)?(?P<version>[\d.]*)")
+_VERSION = re.compile(r"(?P<name>[\w.-]+)\s*(?:==?\s*(?P<version>[\d.]*)|.*)")
 
 
 def read_conda_file(path: Path) -> CondaFile:
@@ -191,7 +191,7 @@ def read_conda_file(path: Path) -> CondaFile:
     versions: dict[str, str] = {}
     for text in packages:
         if found := _VERSION.match(text.rpartition("::")[2].strip()):
-            versions[found["name"].lower()] = found["version"].strip(".")
+            versions[found["name"].lower()] = (found["version"] or "").strip(".")
     files = [
         line.split(maxsplit=1)[1].strip() for line in pip if re.match(r"(-r|--requirement)\s", str(line))
     ]

@@ -32,6 +32,7 @@ from ..core.states import FINAL
 from ..core.text import replaced
 from ..engines.listing import is_here, run_target
 from ..engines.target import Target, get_target
+from ..environments.facts import environment_of
 from ..environments.made import OwnEnvironment, own_environment
 from .launch import PHASES, Gate, Launch, NotAsked
 from .limits import look_at_budgets, reserve, set_limits
@@ -182,8 +183,9 @@ def _packages_of_script(launch: Launch) -> list[Check]:
                 return _use_own_environment(launch, own_environment(path, header, launch.project.store))
         except ValueError as error:
             return [unreadable_header(job.script, error, "fail")]
-    absent, elsewhere = launch.imports.missing, target.name if target.has_own_packages() else ""
-    return header_checks(text, job.script, absent, elsewhere=elsewhere)
+    here = target.python and environment_of(target.python) == environment_of(sys.executable)
+    elsewhere = target.name if target.has_own_packages() and not here else ""
+    return header_checks(text, job.script, launch.imports.missing, elsewhere=elsewhere)
 
 
 def _use_own_environment(launch: Launch, own: OwnEnvironment) -> list[Check]:
