@@ -18,7 +18,7 @@ from ..core.text import say_some
 from ..engines.remote.environment import FarFacts
 from .facts import machine_variables, uv_platform
 from .findings import lock_pair_checks, python_word
-from .locks import LockFile, Pin, asked_names
+from .locks import LockFile, asked_names
 from .uv import find_uv, run_uv
 
 # %% ../../nbs/environments/05_lock_findings.ipynb #5acc0791
@@ -173,17 +173,33 @@ def _said(text: str, name: str, facts: FarFacts, root: Path, lock: Path) -> Chec
     return Check("lock", "warn", f"{name} cannot be installed on {machine}: {text}", name, fix)
 
 # %% ../../nbs/environments/05_lock_findings.ipynb #72c4fea1
+_NOT_LOCKED = {"pip", "setuptools", "wheel", "distribute"}  # which pip-tools leaves out
+
+
 def source_checks(root: Path, locks: list[LockFile], facts: FarFacts) -> list[Check]:
-    "Whether each package that requirements/*.in names is in a lock, and installed."
+    "Whether each package that requirements/*.in names is in a lock, and installed: one check for each file and cause."
     checks, locked = [], {name for lock in locks for name in lock.versions}
     for source in [*sorted((root / "requirements").glob("*.in")), *sorted(root.glob("requirements*.in"))]:
-        name, lock = source.relative_to(root).as_posix(), source.with_suffix(".txt")
-        for package, line in asked_names(source).items():
-            where = f"{name}, line {line}"
-            if locks and package not in locked:
-                what = f"{name} names {package}, and no lock has it."
-                checks.append(Check("lock", "fail", what, where, compile_command(root, lock)))
-            if package not in facts.packages:
-                what = f"{name} names {package}, which is not installed here."
-                checks.append(Check("packages", "fail", what, where, install_command(root, lock)))
+        name, lock, lines = (
+            source.relative_to(root).as_posix(),
+            source.with_suffix(".txt"),
+            asked_names(source),
+        )
+        unlocked = [one for one in lines if one not in locked | _NOT_LOCKED] if locks else []
+        missing = [one for one in lines if one not in facts.packages]
+        if unlocked and len(unlocked) == len(set(lines) - _NOT_LOCKED) and not lock.is_file():
+            what = f"{name} has no lock: no version of what it names is pinned."
+            checks.append(Check("lock", "warn", what, name, compile_command(root, lock)))
+        elif unlocked:
+            what = f"{name} names {say_some(unlocked, 6)}, and no lock has {_it(unlocked)}."
+            where = f"{name}, line {lines[unlocked[0]]}"
+            checks.append(Check("lock", "fail", what, where, compile_command(root, lock)))
+        if missing:
+            what = f"{name} names {say_some(missing, 6)}: not installed here."
+            where = f"{name}, line {lines[missing[0]]}"
+            checks.append(Check("packages", "fail", what, where, install_command(root, lock)))
     return checks
+
+
+def _it(names: list[str]) -> str:
+    return "it" if len(names) == 1 else "them"

@@ -98,13 +98,13 @@ def make_environment(lock: Lock, store: Path, say: Callable[[str], None] | None 
     def fill(place: Path) -> None:
         if say:
             say(f"packages: uv installs {requirements.count('==')} of them into {folder}")
-        asked = {"what": "uv cannot make its environment", "fix": LEFT_OUT}
-        make_venv(place, python_minor(lock), asked["what"], "uv venv")
+        what = "uv cannot make its environment"
+        make_venv(place, python_minor(lock), what, "uv venv")
         backend = torch_backend(lock)
         words = ["pip", "install", "-q", "--python", interpreter_of(place), "-r", "-"]
         words += ["--torch-backend", backend] if backend else []
         if "==" in requirements:
-            run_uv(*words, input=requirements, where="uv pip install", **asked)
+            run_uv(*words, input=requirements, what=what, where="uv pip install", fix=LEFT_OUT)
 
     make_once(folder, fill)
     _add_runtime(folder)

@@ -9,7 +9,6 @@ __all__ = ['Recreated', 'recreate', 'register_kernel']
 import json
 import platform
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
