@@ -160,7 +160,8 @@ def header_checks(
         if header is None:
             return [] if elsewhere else marimo_checks(text, name, absent)
         wanted, where = header.dependencies, f"{name}, line {header.line}"
-        needed = _needed_modules(text) & {module.partition(".")[0] for module in absent}
+        found_nowhere = {module.partition(".")[0] for module in absent} - sys.stdlib_module_names
+        needed = _needed_modules(text) & found_nowhere
         checks = [
             *_python_checks(header.python, where, elsewhere),
             *_package_checks(wanted, needed, where, elsewhere),

@@ -212,7 +212,7 @@ def test_a_lock_for_another_platform_and_what_it_was_compiled_from(folder):
         "was compiled for Python 3.39 alone",
         "was compiled for windows alone",
         "pins what exists on Windows only, for each machine: pywin32",
-        "names no-such-thing-9, and no lock has it",
+        "names numpy, no-such-thing-9, and no lock has them",
         "names no-such-thing-9: not installed here",
         "environment.yml names Python 3.39",
         "installs from requirements/gone.txt, and there is no such file",
