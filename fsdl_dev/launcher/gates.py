@@ -42,6 +42,7 @@ from .spec import names_without_value
 from .sweep import conditional_names
 from ..records.find import history_checks
 from ..snapshot.blobs import read_blob
+from ..snapshot.environment import environment_lock
 from ..snapshot.imports import Imports
 from ..snapshot.snapshot import Snapshot
 from ..snapshot.take import take_snapshot
@@ -204,8 +205,12 @@ def _use_own_environment(launch: Launch, own: OwnEnvironment) -> list[Check]:
 def _make_own_environment(launch: Launch) -> list[Check]:
     if launch.own is None:
         raise NotAsked("the job names no environment of its own")
-    python = launch.python()
-    return [Check("environment", "pass", f"the script's own: {python}", launch.own.where)]
+    python, asked, where = launch.python(), launch.job.resources, launch.own.where
+    if asked.procs * asked.nodes > 1 and environment_lock(python, driver=False)["torch"] is None:
+        what = f"torch starts {asked.procs * asked.nodes} processes, and the environment of the script does not have it."
+        fix = f"uv add --script {launch.own.script.name} torch"
+        return [Check("environment", "fail", what, where, fix)]
+    return [Check("environment", "pass", f"the script's own: {python}", where)]
 
 
 def outside_checks(imports: Imports, project, target) -> list[Check]:

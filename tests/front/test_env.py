@@ -126,6 +126,14 @@ def test_the_runs_of_each_value_have_it_too(folder):
     assert [run.logs().endswith(" 2.0\n") for run in group] == [True, True]
 
 
+def test_several_processes_need_torch(folder):
+    (folder / "train.py").write_text(header('dependencies = ["tinyone"]') + USES)
+    status, said = ask("launch", "train.py", "--procs", "2")
+    assert (
+        status in (2, 3) and "torch starts 2 processes" in said and "uv add --script train.py torch" in said
+    ), said
+
+
 def test_headers_that_cannot_be_had(folder, monkeypatch):
     told = {
         'dependencies = ["no-such-thing-9"]': "Because no-such-thing-9 was not found",
