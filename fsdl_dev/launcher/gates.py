@@ -207,7 +207,7 @@ def _make_own_environment(launch: Launch) -> list[Check]:
         raise NotAsked("the job names no environment of its own")
     python, asked, where = launch.python(), launch.job.resources, launch.own.where
     if asked.procs * asked.nodes > 1 and environment_lock(python, driver=False)["torch"] is None:
-        what = f"torch starts {asked.procs * asked.nodes} processes, and the environment of the script does not have it."
+        what = f"torch starts {asked.procs * asked.nodes} processes, and the script's environment does not have it."
         fix = f"uv add --script {launch.own.script.name} torch"
         return [Check("environment", "fail", what, where, fix)]
     return [Check("environment", "pass", f"the script's own: {python}", where)]
