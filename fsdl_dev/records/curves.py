@@ -298,8 +298,7 @@ def _path(
 ) -> str:
     at = "L".join(f"{axes.x(step):.3g} {axes.y(value):.3g}" for step, value in points)
     look = f'stroke="{colour}"' + f' stroke-width="{width:g}"' * (width != Curve.width)
-    look += ' stroke-opacity="0.35"' * faint
-    look += f' stroke-dasharray="{" ".join(map(str, dash))}"' if dash else ""
+    look += ' stroke-opacity="0.35"' * faint + f' stroke-dasharray="{" ".join(map(str, dash))}"' * bool(dash)
     return f'<path d="M{at}" {look}/>'
 
 

@@ -220,7 +220,7 @@ def test_launch_look_wait_and_go_on(desk):
     assert complete("%%fsdl_launch --param ", "train(2, lr=lr)") == ["lr="]
     assert "lr=" in complete("%fsdl_launch smallproj.train:train --param ")
     assert complete("%%fsdl_launch --resume ")[0] == "last" == complete("%%fsdl_launch --after ")[0]
-    assert complete("%%fsdl_launch --pr") == ["--procs"] and complete("%%fsdl_launch --on ") == [
+    assert complete("%%fsdl_launch --pr") == ["--procs", "--profile"] and complete("%%fsdl_launch --on ") == [
         "local",
         "test",
     ]

@@ -107,7 +107,7 @@ def jupyterlab(root: Path, home: Path, python: str | Path = sys.executable, **su
     address = f"http://127.0.0.1:{port}"
     with open(home / "lab.log", "w") as log:
         server = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            command, cwd=home, env=environment, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         )
     try:
         end = time.monotonic() + PATIENCE
