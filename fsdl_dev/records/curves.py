@@ -540,7 +540,11 @@ def metrics_table(view: RunView):
             i = row[step]
             column[i], times[i] = value, max(times[i], t - start)
             epochs[i] = epochs[i] if epoch is None else epoch
-    table = pandas.DataFrame({"step": steps, "epoch": pandas.array(epochs, dtype="Int64"), "time": times})
+    whole = all(
+        epoch is None or float(epoch).is_integer() for epoch in epochs
+    )  # Transformers counts parts of them
+    counted = pandas.array(epochs, dtype="Int64" if whole else "Float64")
+    table = pandas.DataFrame({"step": steps, "epoch": counted, "time": times})
     return table.assign(**columns) if columns else table
 
 # %% ../../nbs/records/01_curves.ipynb #99892202

@@ -13,19 +13,36 @@ from ..core.errors import FsdlError
 from ..core.event_kinds import Checkpoint, Note
 from ..core.events import current_run_dir, current_writer, read_kinds
 from ..core.files import file_sha256
+from ..core.manifest import MANIFEST, Manifest, transformers_class
 from ..core.metrics import metric_mode
 from .loggers import as_number
 
 # %% ../../nbs/train/11_own_checkpoints.ipynb #d2b24f16
-def _size(path: Path) -> int:
-    "Bytes of a file, or of all files of a folder. Raises FsdlError where there is none."
-    if path.is_file():
-        return path.stat().st_size
-    sizes = [one.stat().st_size for one in path.rglob("*") if one.is_file()] if path.is_dir() else []
+def _files(path: Path) -> dict[Path, int]:
+    "The bytes of a file, or of each file of a folder. Raises FsdlError where there is none."
+    found = [path] if path.is_file() else sorted(path.rglob("*"))
+    sizes = {one: one.stat().st_size for one in found if one.is_file() and one.name != MANIFEST}
     if not sizes:
         what = f"There is no checkpoint {path}: no file, and no folder with files."
         raise FsdlError(what, where="log_checkpoint(...)", fix="call it after the file was written")
-    return sum(sizes)
+    return sizes
+
+
+def _digest(path: Path, sizes: dict[Path, int], step: int | None) -> str:
+    """The digest of a file; of a folder that of its manifest, which is written into it: the digests of its files.
+
+    It says that the folder is whole, wherever it is copied to.
+    """
+    if path.is_file():
+        return file_sha256(path)
+    files = {
+        one.relative_to(path).as_posix(): {"bytes": size, "sha256": file_sha256(one)}
+        for one, size in sizes.items()
+    }
+    partial = path / f".{MANIFEST}.partial"
+    partial.write_text(Manifest(step=int(step or 0), files=files).text(), encoding="utf-8")
+    os.replace(partial, path / MANIFEST)
+    return file_sha256(path / MANIFEST)
 
 
 def _is_best(run_dir: Path, metric: str, value: float, mode: str) -> bool:
@@ -48,7 +65,8 @@ def log_checkpoint(
 ) -> dict | None:  # the event, or None outside a run and on other ranks than the first
     """Tell the current run of a checkpoint that was saved; outside a run, do nothing.
 
-    Of several processes the first one's call counts. Raises FsdlError where there is no such file.
+    Of several processes the first one's call counts. The files are read once, for their digests; a folder gets a
+    `manifest.json` with them. Raises FsdlError where there is no such file.
     """
     if len(metric) > 1:
         what = f"A checkpoint is chosen by one metric, and {len(metric)} were given: {', '.join(metric)}."
@@ -56,7 +74,7 @@ def log_checkpoint(
     writer, run_dir, path = current_writer(), current_run_dir(), Path(path).absolute()
     if writer is None or run_dir is None or int(os.environ.get("RANK", 0)):
         return None
-    inside, size = path.is_relative_to(run_dir.absolute()), _size(path)
+    inside, sizes = path.is_relative_to(run_dir.absolute()), _files(path)
     chosen: dict = {}
     for name, number in metric.items():
         value, mode = as_number(name, number), metric_mode(name)
@@ -70,9 +88,10 @@ def log_checkpoint(
             path=path.relative_to(run_dir.absolute()).as_posix() if inside else str(path),
             step=None if step is None else int(step),
             epoch=epoch,
-            bytes=size,
-            sha256=file_sha256(path) if path.is_file() else None,
+            bytes=sum(sizes.values()),
+            sha256=_digest(path, sizes, step),
             resumable=resumable,
+            cls=transformers_class(path),
             **chosen,
         )
     )
