@@ -346,7 +346,7 @@ def test_a_tpu_is_one_slice(rented):
     assert target.hourly_price(job) == Money(9.6, "USD")
     for resources in (Resources(gpus=8), Resources(procs=8), Resources(nodes=2)):
         with pytest.raises(FsdlError, match="tpu-v5litepod-8") as refused:
-            target.admit(Job(kind="script", name="x", script="once.py", resources=resources), project)
+            target.plan(Job(kind="script", name="x", script="once.py", resources=resources), project)
         assert refused.value.where in ("--gpus", "--procs", "--nodes")
     elsewhere, _ = rented(accelerator="tpu-v5litepod-8", infra=["aws"])
     with pytest.raises(FsdlError, match="aws has no TPUs"):

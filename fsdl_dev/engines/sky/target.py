@@ -116,6 +116,7 @@ class SkyEngine(Engine):
 
     def script(self, job: Job, far: FarPaths, lock: Lock) -> str:
         "The task, as --dry-run prints it, under the candidates and their prices."
+        check_slice(self.fields.accelerator, self.fields.infra, job.resources)
         how = "managed job: recovers from a lost machine" if self.managed else "cluster of its own"
         nodes = job.resources.nodes
         idle = self.fields.idle_minutes
