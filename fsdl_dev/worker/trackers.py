@@ -119,8 +119,8 @@ _PAIR = re.compile(
     rf"|\b((?:[a-z]+ )?(?:[\w/]+_)?{_USUAL})\s+{_NUMBER}",
     re.I,
 )
-_STEP_WORD = re.compile(
-    r"\b(?:(global[_ ]step|step|iteration|iter|batch)|(epoch))s?\b\s*[:=#]?\s*\[?(\d+)", re.I
+_STEP_WORD = re.compile(  # Megatron-LM counts skipped and nan iterations behind the iteration
+    r"(?<!skipped )(?<!nan )\b(?:(global[_ ]step|step|iteration|iter|batch)|(epoch))s?\b\s*[:=#]?\s*\[?(\d+)", re.I
 )
 _BAR = re.compile(rb"(\d+)/(\d+) \[")
 _COLOUR = re.compile(rb"\x1b\[[\d;]*m")
