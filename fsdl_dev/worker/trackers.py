@@ -116,7 +116,7 @@ _NUMBER = r"([-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf))(?![\w:/]|\.\w)"
 _USUAL = r"(?:loss|acc|accuracy|ppl|perplexity|lr)"
 _PAIR = re.compile(
     rf"(?<![\w./])([a-z][\w./-]*(?: [a-z][\w./-]*)?)\s*[:=]\s*{_NUMBER}"
-    rf"|\b((?:[a-z]+ )?(?:[\w/]+_)?{_USUAL})\s+{_NUMBER}",
+    rf"|\b((?:[a-z]+ ){{0,2}}(?:[\w/]+_)?{_USUAL})\s+{_NUMBER}",
     re.I,
 )
 _STEP_WORD = re.compile(  # Megatron-LM counts skipped and nan iterations behind the iteration
