@@ -120,7 +120,8 @@ _PAIR = re.compile(
     re.I,
 )
 _STEP_WORD = re.compile(  # Megatron-LM counts skipped and nan iterations behind the iteration
-    r"(?<!skipped )(?<!nan )\b(?:(global[_ ]step|step|iteration|iter|batch)|(epoch))s?\b\s*[:=#]?\s*\[?(\d+)", re.I
+    r"(?<!skipped )(?<!nan )\b(?:(global[_ ]step|step|iteration|iter|batch)|(epoch))s?\b\s*[:=#]?\s*\[?(\d+)",
+    re.I,
 )
 _BAR = re.compile(rb"(\d+)/(\d+) \[")
 _COLOUR = re.compile(rb"\x1b\[[\d;]*m")

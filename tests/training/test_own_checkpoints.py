@@ -1,4 +1,4 @@
-"""Checkpoints of other frameworks: a script that says what it saved goes on from there, after a kill and by --resume."""
+"""Checkpoints of other frameworks: a script that says what it saved goes on from there, by --resume and by itself."""
 
 import os
 
@@ -67,6 +67,8 @@ def test_goes_on_by_itself_after_a_kill(project, kind, monkeypatch):
 
 def test_the_epochs_of_transformers_have_parts(project):
     "trainer_state.json has 0.5 for half an epoch: the table has it, and whole numbers elsewhere."
-    (project / "train.py").write_text("print({'loss': 0.5, 'epoch': 0.5})\nprint({'loss': 0.25, 'epoch': 1.0})\n")
+    (project / "train.py").write_text(
+        "print({'loss': 0.5, 'epoch': 0.5})\nprint({'loss': 0.25, 'epoch': 1.0})\n"
+    )
     run = fsdl_dev.launch("train.py", wait=True, say=None)
     assert run.metrics.epoch.tolist() == [0.5, 1.0]
