@@ -59,6 +59,7 @@ COMMANDS = (
     "adopt",
     "git-setup",
     "doctor",
+    "env",
     "targets",
     "completion",
     "help",
