@@ -22,6 +22,7 @@ _WHERE = {
     "SequenceClassifier": "train.text",
     "Trainer": "train.trainer",
     "log": "train.loggers",
+    "log_checkpoint": "train.own_checkpoints",
     "launch": "api",
     "check": "api",
     "plan": "api",
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from fsdl_dev.share.reproduce import reproduce
     from fsdl_dev.sweep.pictures import sweep_pictures
     from fsdl_dev.train.loggers import log
+    from fsdl_dev.train.own_checkpoints import log_checkpoint
     from fsdl_dev.train.text import CausalLM, SequenceClassifier
     from fsdl_dev.train.trainer import Trainer
     from fsdl_dev.train.vision import ImageClassifier

@@ -43,6 +43,8 @@ GUIDES = {
         "tutorials/ray",
         "tutorials/kubernetes",
         "tutorials/clouds",
+        "tutorials/tpu_and_sagemaker",
+        "tutorials/other_frameworks",
         "tutorials/environments",
         "tutorials/environments_that_fit",
         "tutorials/my_data_is_elsewhere",
@@ -75,6 +77,7 @@ GUIDES = {
         "explanation/on_premise_or_cloud",
         "explanation/what_the_meter_counts",
         "explanation/on_a_gpu",
+        "tutorials/what_became_of",
     ),
 }
 # The house, from the front doors down; the order is that of the layers in pyproject.toml.

@@ -176,9 +176,10 @@ def _hint(run: Run, view: RunView, there: bool) -> str:
     if not there:
         return ""
     if view.state == "succeeded":
-        if run.best and run.best.best:
-            return 'model = run.load("best")'
-        return f'model = run.load("last"{"" if run.last and run.last.cls else ", cls=TheClass"})'
+        which, chosen = ("best", run.best) if run.best and run.best.best else ("last", run.last)
+        if chosen and not chosen.is_for_torch:
+            return f"path = run.{which}.path"
+        return f'model = run.load("{which}"{"" if chosen and chosen.cls else ", cls=TheClass"})'
     stopped = view.state in ("lost", "cancelled") or (view.state == "failed" and not view.failures.events)
     return run.resume_line() if stopped else ""
 

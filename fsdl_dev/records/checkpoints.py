@@ -38,6 +38,11 @@ class Checkpoint:
     resumable: bool = True  # a training can go on from it; False: bare weights
 
     @property
+    def is_for_torch(self) -> bool:
+        "Whether `run.load` can read it: it names its class, or torch or safetensors wrote it."
+        return bool(self.cls) or self.name.endswith((".ckpt", ".pt", ".pth", ".bin", ".safetensors"))
+
+    @property
     def exists(self) -> bool:
         """Whether the file is still there; the Trainer deletes those that better ones replace.
 

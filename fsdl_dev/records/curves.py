@@ -557,9 +557,7 @@ def styled_once(page: str) -> str:
 
 # %% ../../nbs/records/01_curves.ipynb #77df9735
 def metrics_table(view: RunView):
-    """The metrics as a pandas DataFrame: step, epoch, time (seconds since the run started), then one column
-    for each metric.
-    """
+    "A pandas DataFrame: step, epoch, time (seconds since the run started), a column for each metric."
     import pandas
 
     steps = sorted({point[0] for points in view.metrics.series.values() for point in points})
@@ -569,14 +567,15 @@ def metrics_table(view: RunView):
     times = [0.0] * len(steps)
     columns = {}
     for name, points in view.metrics.series.items():
-        column = [float("nan")] * len(steps)
-        columns[f"metric_{name}" if name in ("step", "epoch", "time") else name] = column
+        own = f"metric_{name}" if name in ("step", "epoch", "time") else name
+        column = columns[own] = [float("nan")] * len(steps)
         for step, epoch, t, value in points:
             i = row[step]
             column[i], times[i] = value, max(times[i], t - start)
             epochs[i] = epochs[i] if epoch is None else epoch
-    table = pandas.DataFrame({"step": steps, "epoch": pandas.array(epochs, dtype="Int64"), "time": times})
-    return table.assign(**columns) if columns else table
+    parts = any(epoch and epoch % 1 for epoch in epochs)  # Transformers counts them
+    counted = pandas.array(epochs, dtype="Float64" if parts else "Int64")
+    return pandas.DataFrame({"step": steps, "epoch": counted, "time": times}).assign(**columns)
 
 # %% ../../nbs/records/01_curves.ipynb #99892202
 def blocks(values: Sequence[float | None], low: float, high: float) -> str:

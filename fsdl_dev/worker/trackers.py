@@ -116,11 +116,12 @@ _NUMBER = r"([-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf))(?![\w:/]|\.\w)"
 _USUAL = r"(?:loss|acc|accuracy|ppl|perplexity|lr)"
 _PAIR = re.compile(
     rf"(?<![\w./])([a-z][\w./-]*(?: [a-z][\w./-]*)?)\s*[:=]\s*{_NUMBER}"
-    rf"|\b((?:[a-z]+ )?(?:[\w/]+_)?{_USUAL})\s+{_NUMBER}",
+    rf"|\b((?:[a-z]+ ){{0,2}}(?:[\w/]+_)?{_USUAL})\s+{_NUMBER}",
     re.I,
 )
-_STEP_WORD = re.compile(
-    r"\b(?:(global[_ ]step|step|iteration|iter|batch)|(epoch))s?\b\s*[:=#]?\s*\[?(\d+)", re.I
+_STEP_WORD = re.compile(  # Megatron-LM counts skipped and nan iterations behind the iteration
+    r"(?<!skipped )(?<!nan )\b(?:(global[_ ]step|step|iteration|iter|batch)|(epoch))s?\b\s*[:=#]?\s*\[?(\d+)",
+    re.I,
 )
 _BAR = re.compile(rb"(\d+)/(\d+) \[")
 _COLOUR = re.compile(rb"\x1b\[[\d;]*m")

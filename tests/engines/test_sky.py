@@ -33,6 +33,7 @@ from fsdl_dev.engines.remote.script_parts import to_yaml, uplink_script
 from fsdl_dev.engines.sky.client import Offer, SkyCli
 from fsdl_dev.engines.sky.look import affordable
 from fsdl_dev.engines.sky.script import SkyFields, SkyRun, consented, sky_task
+from fsdl_dev.engines.sky.tpu import is_slice
 from fsdl_dev.engines.target import get_target
 from fsdl_dev.engines.transport.shell import Unreachable
 
@@ -57,11 +58,17 @@ CHOICES = [
     {"storage": "s3://bucket/fsdl", "instance_type": "p4d.24xlarge", "infra": ("aws/us-east-1",)},
     {"storage": "s3://bucket"},
     {"storage": "s3://bucket/fsdl", "accelerator": "H100", "infra": ("aws", "lambda"), "max_price": 120.0},
+    {
+        "storage": "gs://bucket/fsdl",
+        "accelerator": "tpu-v5litepod-8",
+        "accelerator_args": {"runtime_version": "v2-alpha-tpuv5-lite"},
+        "infra": ("gcp/us-west4",),
+    },
 ]
 CHEAP = (
     {"infra": "lambda/us-east-1", "instance_type": "gpu_8x_h100_sxm5"},
     {"infra": "aws/us-east-1", "instance_type": "p5.48xlarge"},
-)  # of the last
+)  # of the one with max_price
 
 
 def a_sky(folder: Path) -> Path:
@@ -136,7 +143,7 @@ _CATALOGUES = {
         f"p4d.24xlarge,96,1152,A100,8,{_GPU},32.8,,us-east-1,us-east-1a\n"
     ),
     "gcp": (
-        f"a3-highgpu-8g,208,1872,H100,8,{_GPU},88.0,30.0,us-central1,us-central1-a\ng2-standard-96,96,384,L4,8,{_GPU},8.0,3.0,us-central1,us-central1-a\n"
+        f"a3-highgpu-8g,208,1872,H100,8,{_GPU},88.0,30.0,us-central1,us-central1-a\ng2-standard-96,96,384,L4,8,{_GPU},8.0,3.0,us-central1,us-central1-a\n,,,tpu-v5litepod-8,1,tpu-v5litepod-8,9.6,4.8,us-west4,us-west4-a\n"
     ),
     "lambda": f"gpu_8x_h100_sxm5,208,1800,H100,8,{_GPU},24.0,,us-east-1,\n",
 }
@@ -198,6 +205,7 @@ for path in sys.argv[1:]:
                     resources.max_hourly_cost,
                     resources.instance_type,
                     resources.infra.to_str(),
+                    resources.accelerator_args,
                 ]
             )
         )
@@ -208,7 +216,7 @@ for path in sys.argv[1:]:
 @pytest.mark.timeout(1800)  # SkyPilot is installed first
 def test_the_real_skypilot_reads_the_task(real_sky, tmp_path):
     for number, values in enumerate(CHOICES):
-        gpus = 8 if values.get("accelerator") else 0
+        gpus = 1 if is_slice(values.get("accelerator")) else 8 if values.get("accelerator") else 0
         (tmp_path / f"{number}.yaml").write_text(
             to_yaml(
                 sky_task(
@@ -234,18 +242,23 @@ def test_the_real_skypilot_reads_the_task(real_sky, tmp_path):
     )
     assert told.returncode == 0, told.stderr[-3000:]
     rows = [json.loads(line) for line in told.stdout.splitlines()]
-    assert len(rows) == 8 and all(
+    assert len(rows) == 9 and all(
         row[0] == "fsdl-20261121-075212345-brave-otter" and row[1] == 2 for row in rows
     )
     assert all(row[4:7] == [True, True, 5] for row in rows)  # autostop, down, minutes: in every one
     assert all(row[7] == ["/fsdl-storage"] for row in rows)
     assert sorted(row[2]["H100"] for row in rows if row[3]) == [8, 8, 8]
-    assert sorted(row[9:] for row in rows if row[9]) == sorted(
+    assert sorted(row[9:12] for row in rows if row[9]) == sorted(
         [60.0, place["instance_type"], place["infra"]] for place in CHEAP
     )
     assert all(
         row[8] == ([85] if row[3] else None) for row in rows
     )  # managed jobs take "queue me again" for what it means
+    tpu = next(row for row in rows if "tpu-v5litepod-8" in (row[2] or {}))
+    assert tpu[2] == {"tpu-v5litepod-8": 1} and tpu[11:] == [
+        "gcp/us-west4",
+        {"runtime_version": "v2-alpha-tpuv5-lite"},
+    ]
 
 
 @pytest.mark.tier("long")
@@ -277,6 +290,9 @@ def test_the_real_catalogue_gives_prices(real_sky, tmp_path, monkeypatch):
     assert affordable(spot, fields, 1) == (
         {"infra": "aws/us-east-1/us-east-1a", "instance_type": "p5.48xlarge"},
     )  # the other zone of the region is dearer
+    assert [(offer.cloud, offer.price) for offer in cli.offers("tpu-v5litepod-8", 1, ["gcp"])] == [
+        ("GCP", 9.6)
+    ]
     with pytest.raises(FsdlError, match="price lists are fetched from the network"):
         cli.offers("H100", 8, ["azure"])  # no list of Azure's is there, and no network
 
@@ -309,6 +325,32 @@ def test_dry_run_shows_candidates_and_the_task(rented):
     with pytest.raises(FsdlError, match="41.00 USD an hour") as refused:
         cheap.admit(job, project)
     assert "max_price=41.01" in refused.value.fix
+
+
+def test_a_tpu_is_one_slice(rented):
+    """Its chips are in its name: a count of GPUs would rent as many slices, and the worker would look for GPUs on a
+    machine that is paid for by then."""
+    values = {"accelerator_args": {"runtime_version": "v2-alpha-tpuv5-lite"}, "infra": ["gcp/us-west4"]}
+    target, project = rented(accelerator="tpu-v5litepod-8", **values)
+    target.engine.cli._offers["tpu-v5litepod-8", 1, False, "gcp"] = (
+        [Offer("GCP", "TPU-VM", "us-west4", 9.6, 4.8)],
+        1e18,
+    )
+    job = Job(kind="script", name="x", script="once.py")
+    target.admit(job, project)
+    text = target.plan(job, project)
+    assert "# GCP TPU-VM us-west4: 9.60 USD/h on demand" in text
+    asked = yaml.safe_load(text)["resources"]
+    assert asked["accelerators"] == "tpu-v5litepod-8:1" and asked["infra"] == "gcp/us-west4"
+    assert asked["accelerator_args"] == {"runtime_version": "v2-alpha-tpuv5-lite"}
+    assert target.hourly_price(job) == Money(9.6, "USD")
+    for resources in (Resources(gpus=8), Resources(procs=8), Resources(nodes=2)):
+        with pytest.raises(FsdlError, match="tpu-v5litepod-8") as refused:
+            target.plan(Job(kind="script", name="x", script="once.py", resources=resources), project)
+        assert refused.value.where in ("--gpus", "--procs", "--nodes")
+    elsewhere, _ = rented(accelerator="tpu-v5litepod-8", infra=["aws"])
+    with pytest.raises(FsdlError, match="aws has no TPUs"):
+        elsewhere.admit(job, project)
 
 
 def test_only_what_max_price_allows_is_rented(rented, tmp_path):

@@ -15,6 +15,7 @@ from ...core.errors import FsdlError
 from ...core.job import Job
 from ...core.units import Money, read_size
 from .client import CURRENCY, Offer, SkyCli, offer_lines
+from .tpu import is_slice
 
 # %% ../../../nbs/engines/sky/01_look.ipynb #56c7ae43
 UNPRICED = ("k8s", "kubernetes", "slurm", "ssh")  # what is there already costs what its owner says
@@ -112,8 +113,10 @@ class Prices:
 
     def gpus(self, job: Job) -> int:
         """GPUs of each machine: one for each process where nothing was said and the target names a kind of
-        GPU.
+        GPU. Of TPUs one slice.
         """
+        if is_slice(self.fields.accelerator):
+            return 0 if job.resources.gpus == 0 else 1
         if job.resources.gpus is not None:
             return job.resources.gpus
         return job.resources.procs if self.fields.accelerator else 0

@@ -32,7 +32,11 @@ class SkyFields(RemoteFields):
     # a rented machine has nothing of ours: uv, which SkyPilot brings, makes the environment
     environment: str = "lock"
     sky: str | None = None  # SkyPilot's program; default: the one on the PATH, or uv's
-    accelerator: str | None = None  # H100, A100-80GB, L4, ... as SkyPilot names them; None: no GPU
+    # H100, A100-80GB, L4, tpu-v5litepod-8, ... as SkyPilot names them; None: no GPU
+    accelerator: str | None = None
+    accelerator_args: dict = field(
+        default_factory=dict
+    )  # of a TPU: {runtime_version = "v2-alpha-tpuv5-lite"}
     # candidates such as "aws/us-east-1", "gcp", "lambda", "k8s/context"; (): every cloud that sky check allows
     infra: tuple[str, ...] = ()
     spot: bool = False  # preemptible machines
@@ -97,6 +101,7 @@ def _resources(run: SkyRun, fields: SkyFields) -> dict:
     places = list(run.places) or [{"infra": place} for place in fields.infra]
     asked = {
         "accelerators": f"{fields.accelerator}:{run.gpus}" if run.gpus and fields.accelerator else None,
+        "accelerator_args": fields.accelerator_args if run.gpus else None,
         "instance_type": None if len(run.places) > 1 else fields.instance_type,
         "cpus": fields.cpus,
         "memory": sky_memory(fields.memory),

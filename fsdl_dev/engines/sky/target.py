@@ -30,6 +30,7 @@ from . import script as tasks
 from .client import SkyCli, SkyRow
 from .look import UNPRICED, Prices
 from .script import SkyFields, SkyRun, consented, job_words, sky_task
+from .tpu import check_slice
 from ..target import Look, QueuedJob, register_kind
 from ..transport.shell import Unreachable
 from ..transport.storage import Storage, mounted_storage
@@ -79,6 +80,7 @@ class SkyEngine(Engine):
             where = f"{self.table} {'host' if fields.host else 'container'}"
             what = "SkyPilot rents the machines; there is no host to name."
             raise FsdlError(what, where=where, fix="leave it out; infra = [...] names candidates")
+        check_slice(fields.accelerator, fields.infra, job.resources)
         sky_task(SkyRun("20260101-000000000-no-run", job.resources.nodes, self.prices.gpus(job)), fields)
         self.cli.version()  # raises where it is missing or too old
         if not self.agreed():
@@ -114,6 +116,7 @@ class SkyEngine(Engine):
 
     def script(self, job: Job, far: FarPaths, lock: Lock) -> str:
         "The task, as --dry-run prints it, under the candidates and their prices."
+        check_slice(self.fields.accelerator, self.fields.infra, job.resources)
         how = "managed job: recovers from a lost machine" if self.managed else "cluster of its own"
         nodes = job.resources.nodes
         idle = self.fields.idle_minutes

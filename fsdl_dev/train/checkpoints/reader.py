@@ -370,7 +370,7 @@ def load_weights(
     config.json, any other class built from `settings` and filled with the file's weights.
     """
     if isinstance(cls, str) and cls.startswith("transformers:"):
-        return _from_transformers(Path(path).parent, cls)
+        return _from_transformers(Path(path) if Path(path).is_dir() else Path(path).parent, cls)
     if isinstance(cls, type) and not _is_lightnings(path):
         module = cls(**settings)
         load_into(module, read_state_dict(path), source=str(path))
@@ -379,7 +379,7 @@ def load_weights(
         raise FsdlError(
             "A checkpoint does not name its class.",
             where=str(path),
-            fix='run.load(..., cls=TheClass), or load_weights(path, "package.module:Class")',
+            fix="run.load(..., cls=TheClass); what torch has not saved is read by its own framework",
         )
     content = read_checkpoint(path)
     found = _import_class(cls) if isinstance(cls, str) else cls

@@ -6,7 +6,6 @@
 __all__ = ['announce_unheard', 'announce_others']
 
 # %% ../../../nbs/worker/job/08_saved.ipynb #3fced095
-import json
 import os
 import re
 import zipfile
@@ -19,7 +18,7 @@ from ...core.event_kinds import Checkpoint
 from ...core.events import EventWriter
 from ...core.files import file_sha256
 from ...core.fold.made import Checkpoints, Products
-from ...core.manifest import problem_with, speaks_of
+from ...core.manifest import problem_with, speaks_of, transformers_class
 from ...core.rundir import RunDir
 from ..signals import write_surely
 
@@ -74,13 +73,6 @@ def _holds_weights(path: Path) -> bool:
     return bool(path.suffix == ".ckpt" or named) and zipfile.is_zipfile(path)  # as torch writes since 2020
 
 
-def _class_of(path: Path) -> str | None:  # "transformers:BertForMaskedLM"
-    "The class of weights that Transformers saved, by the config.json beside them."
-    with suppress(OSError, ValueError, KeyError, IndexError, TypeError):
-        return f"transformers:{json.loads((path.parent / 'config.json').read_text())['architectures'][0]}"
-    return None
-
-
 def _files(run: RunDir) -> Iterator[Path]:
     "Files of weights anywhere in a run directory."
     seen = 0
@@ -107,7 +99,12 @@ def announce_others(run: RunDir, writer: EventWriter) -> None:
     total = sum(path.stat().st_size for path in found)
     for path in sorted(found, key=lambda path: path.stat().st_mtime_ns)[-100:]:
         name = path.relative_to(run.path).as_posix()
-        said: dict = {"path": name, "bytes": path.stat().st_size, "cls": _class_of(path), "best": False}
+        said: dict = {
+            "path": name,
+            "bytes": path.stat().st_size,
+            "cls": transformers_class(path.parent),
+            "best": False,
+        }
         for field, pattern in (("step", _STEP), ("epoch", _EPOCH)):
             numbers = pattern.findall(name)
             said[field] = int(numbers[-1]) if numbers else None
