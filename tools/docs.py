@@ -1,4 +1,5 @@
-"""Build the documentation site in _docs: nbdev's preprocessing, then Quarto or, without it, the substitute.
+"""Build the documentation site in _docs: nbdev's preprocessing, then Quarto or, without it, the substitute. Then walk
+it in a browser: no dead link, no error of the console, no request to another machine.
 
 nbdev's own commands install Quarto by sudo and curl when they do not find it. This calls the same functions of
 nbdev beneath them and never installs anything.
@@ -10,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -17,6 +19,7 @@ from pathlib import Path
 import yaml
 from llms import llms_text
 from reference import PAGES, write_reference
+from walk import report_walk
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "nbs"
@@ -224,7 +227,9 @@ def main() -> int:
     parser.add_argument(
         "--substitute", action="store_true", help="render without Quarto even where it is installed"
     )
+    parser.add_argument("--no-walk", action="store_true", help="build only; python tools/walk.py walks")
     options = parser.parse_args()
+    began = time.monotonic()
     os.chdir(ROOT)
     if options.sidebar_only:
         (NOTEBOOKS / "sidebar.yml").write_text(sidebar_text())
@@ -247,8 +252,8 @@ def main() -> int:
     for schema in (proc / "reference").glob("*.schema.json"):  # no renderer takes them along by itself
         shutil.copy(schema, site / "reference")
     (site / "llms.txt").write_text(llms_text(NOTEBOOKS, guide_sections()), encoding="utf-8")
-    print(f"docs: open {site / 'index.html'}")
-    return 0
+    print(f"docs: built in {time.monotonic() - began:.0f} s, open {site / 'index.html'}", flush=True)
+    return 0 if options.no_walk else report_walk(site, proc)
 
 
 if __name__ == "__main__":
