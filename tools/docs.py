@@ -221,6 +221,18 @@ def preprocess(workers: int = min(4, os.cpu_count() or 1)) -> Path:
     return proc
 
 
+def stale_numbers() -> bool:
+    """Print the numbers in the text of the notebooks that are not what their runs say; True where there is one."""
+    from fsdl_dev.share.numbers import check_numbers
+
+    paths = [path for path in sorted(NOTEBOOKS.rglob("*.ipynb")) if not {"_", "."} & {path.name[0]}]
+    checks = [check for path in paths for check in check_numbers(path, path.relative_to(ROOT).as_posix())]
+    failed = [check for check in checks if check.failed]
+    for check in failed:
+        print(f"docs: {check.text()}", file=sys.stderr)
+    return bool(failed)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sidebar-only", action="store_true", help="write nbs/sidebar.yml and stop")
@@ -235,6 +247,8 @@ def main() -> int:
         (NOTEBOOKS / "sidebar.yml").write_text(sidebar_text())
         return 0
     site = ROOT / "_docs"
+    if stale_numbers():
+        return 1
     print("docs: preprocessing the notebooks ...", flush=True)
     os.environ["IN_TEST"] = "1"
     proc = preprocess()
