@@ -70,6 +70,7 @@ GUIDES = {
         "tutorials/agent_clients",
     ),
     "Explanation": (
+        "explanation/tour",
         "tutorials/what_is_shipped",
         "explanation/agreement",
         "explanation/architecture",

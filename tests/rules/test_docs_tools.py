@@ -62,9 +62,9 @@ def test_guides_come_first_and_internals_are_folded_behind_them():
 def test_readme_says_what_it_is_for_and_invents_no_address():
     text = (ROOT / "README.md").read_text()
     head = text.partition("## Start")[0]
-    assert "**Launch a training from a notebook cell" in head and "images/refusal.png" in head
+    assert "**Launch a training from a notebook cell" in head and "images/launch.gif" in head
     assert head.count("**refused, cell named**") == 2 and "submitit" in head and "papermill" in head
-    assert "make lab" in text and "images/card.png" in text
+    assert "make lab" in text and len(text.split()) <= 900
     for name in ("README.md", "CONTRIBUTING.md", ".github/ISSUE_TEMPLATE/config.yml"):
         assert "fsdl-dev/fsdl_dev" not in (ROOT / name).read_text(), name
 
