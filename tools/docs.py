@@ -19,6 +19,7 @@ from pathlib import Path
 import yaml
 from llms import llms_text
 from reference import PAGES, write_reference
+from versions import name_version, this_version
 from walk import report_walk
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -268,6 +269,7 @@ def main() -> int:
         print(f"docs: {build(proc, site)} pages")
     for schema in (proc / "reference").glob("*.schema.json"):  # no renderer takes them along by itself
         shutil.copy(schema, site / "reference")
+    name_version(site, *this_version())
     (site / "llms.txt").write_text(llms_text(NOTEBOOKS, guide_sections()), encoding="utf-8")
     print(f"docs: built in {time.monotonic() - began:.0f} s, open {site / 'index.html'}", flush=True)
     return 0 if options.no_walk else report_walk(site, proc)
