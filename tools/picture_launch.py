@@ -49,7 +49,7 @@ class Digits(pl.LightningModule):
 """
 LAUNCH = """\
 %%fsdl_launch --as run
-trainer = fsdl_dev.Trainer(max_epochs=6)
+trainer = fsdl_dev.Trainer(max_epochs=4)
 trainer.fit(Digits(LR), fsdl_dev.DigitsData())"""
 LOAD = """\
 model = run.load("best")
@@ -120,7 +120,9 @@ class Film:
 
 def see(lab, index: int) -> None:
     """Scroll where the end of a cell is below the window."""
-    lab.cell(index).evaluate("cell => cell.scrollIntoView({block: 'nearest'})")
+    lab.cell(index).evaluate(
+        "cell => cell.getBoundingClientRect().bottom > innerHeight && cell.scrollIntoView({block: 'end'})"
+    )
 
 
 def record(lab, page) -> Film:
@@ -160,13 +162,14 @@ def record(lab, page) -> Film:
     film.take(1500)
 
     lab.start_cell(LAUNCHED)
-    end, first = time.monotonic() + 400, len(film.frames)
+    end, first = time.monotonic() + 900, len(film.frames)
     card = lab.cell(LAUNCHED)
     while time.monotonic() < end and "succeeded" not in card.inner_text():
         page.wait_for_timeout(700)
         see(lab, LAUNCHED)
         if "Not launched" not in card.inner_text():
             film.take(350)
+    expect(card).to_contain_text("succeeded")
     film.thin(first, 36, 350)
     page.wait_for_timeout(1500)
     see(lab, LAUNCHED)
