@@ -200,8 +200,10 @@ def usage_line(view: RunView) -> str:
     parts, usage, most = [], view.resources.now, view.resources
     if usage is None:
         return ""
-    if usage.cpu is not None:
-        parts.append(f"CPU {usage.cpu:.0f}%" if view.alive else f"CPU at most {most.cpu:.0f}%")
+    if usage.cpu is not None and view.alive:
+        parts.append(f"CPU {usage.cpu:.0f}%")
+    elif most.cpu:  # a run of a second has ended before the first sample of it
+        parts.append(f"CPU at most {most.cpu:.0f}%")
     if usage.rss:
         now, peak = say_bytes(usage.rss), say_bytes(most.rss)
         parts.append(f"memory {now} (peak {peak})" if view.alive else f"memory at most {peak}")

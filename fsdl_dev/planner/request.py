@@ -98,7 +98,11 @@ def _no_batch(name: str, sample: str | None) -> FsdlError:
     "The error for a plan that is told neither data nor the shape of a whole batch."
     fix = "give the data behind the module, or --sample 1024 (tokens) or 3x224x224 (an image) with --batch 8"
     what = "A plan needs a batch: what a step keeps depends on it."
-    return FsdlError(what, where=f"plan of {name}", fix="--batch 8 beside --sample" if sample else fix)
+    if sample and not sample[:1].isdigit():
+        fix = f"{name} {sample}: data that are made by a name stand behind the module, without --sample"
+    elif sample:
+        fix = "--batch 8 beside --sample"
+    return FsdlError(what, where=f"plan of {name}", fix=fix)
 
 
 def find_subject(

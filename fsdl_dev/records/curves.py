@@ -10,12 +10,13 @@ __all__ = ['Series', 'RUN_COLOURS', 'downsample', 'bucket_means', 'smooth', 'spl
 # %% ../../nbs/records/01_curves.ipynb #024074a1
 import html
 import io
+import itertools
 import math
 import re
 import statistics
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import quote
 
@@ -106,6 +107,8 @@ _COLOURS = {"train": "#4c8dd6", "validation": "#cc7022", "test": "#3f9a5f"}
 _GREY = "#8a919c"
 # of runs that are laid over each other, the best first; of many, all others are grey
 RUN_COLOURS = ("#2f6fcb", "#cc7022", "#3f9a5f", "#b05fb0", "#b8860b", "#8a919c")
+# so that curves are told apart without colour: dash, gap, ... in pixels; the first of a panel is a whole line
+_DASHES: tuple[tuple[float, ...], ...] = ((), (7, 5), (0.1, 5), (10, 5, 0.1, 5), (3, 5))
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,7 @@ class Curve:
     points: list  # (step, value) in the order of the steps, or of another axis; a value may be NaN
     width: float = 1.8  # pixels
     band: list = field(default_factory=list)  # (step, low, high): how far several runs lie apart
+    dash: tuple[float, ...] = ()  # pixels of line and gap, in turn; (): a whole line
 
     @property
     def finite(self) -> list:
@@ -148,6 +152,12 @@ def stage_curves(
         ]
         found += [(quantity.replace("_", " "), curves)] if any(len(c.points) > 1 for c in curves) else []
     return found
+
+
+def _dashed(curves: list[Curve]) -> list[Curve]:
+    "The curves of a panel, each with its own kind of line; those behind the named ones keep a whole line."
+    kinds = [*_DASHES, *[()] * len(curves)]
+    return [replace(curve, dash=dash) for curve, dash in zip(curves, kinds)]
 
 # %% ../../nbs/records/01_curves.ipynb #655c59f2
 def deviation(values: Sequence[float]) -> float | None:
@@ -249,7 +259,8 @@ def _draw_curve(axes: Any, curve: Curve, log: bool) -> None:
         axes.plot(*zip(*kept), color=curve.colour, linewidth=0.7, alpha=0.35)
         kept = curve.average(600, log)
     if kept:
-        axes.plot(*zip(*kept), color=curve.colour, label=curve.label, marker=None if noisy else ".")
+        line = (0, curve.dash) if curve.dash else "-"
+        axes.plot(*zip(*kept), color=curve.colour, ls=line, label=curve.label, marker=None if noisy else ".")
     if curve.broken is not None:
         axes.axvline(curve.broken, color="#d64545", linestyle=":", label=f"NaN from {curve.broken:,}")
 
@@ -270,7 +281,7 @@ def draw_curves(
     figure = Figure(figsize=(width, height * rows), layout="constrained")
     for number, (title, curves) in enumerate(drawn, 1):
         axes, log = figure.add_subplot(rows, columns, number), _axes(curves).log
-        for curve in curves:
+        for curve in _dashed(curves):
             _draw_curve(axes, curve, log)
         axes.set_yscale("log" if log else "linear")
         axes.set_title(title, loc="left", fontsize=10)
@@ -281,10 +292,13 @@ def draw_curves(
     return buffer.getvalue()
 
 # %% ../../nbs/records/01_curves.ipynb #7d1c0a03
-def _path(points: list, axes: _Axes, colour: str, width: float, faint: bool = False) -> str:
+def _path(
+    points: list, axes: _Axes, colour: str, width: float, faint: bool = False, dash: Sequence[float] = ()
+) -> str:
     at = "L".join(f"{axes.x(step):.3g} {axes.y(value):.3g}" for step, value in points)
     look = f'stroke="{colour}" stroke-width="{width:g}"' + ' stroke-opacity="0.35"' * faint
-    return f'<path d="M{at}" {look} vector-effect="non-scaling-stroke"/>'
+    look += f' stroke-dasharray="{" ".join(map(str, dash))}"' if dash else ""
+    return f'<path d="M{at}" {look}/>'
 
 
 def _band(curve: Curve, axes: _Axes) -> str:
@@ -299,7 +313,7 @@ def _band(curve: Curve, axes: _Axes) -> str:
 def _dot(point: tuple, axes: _Axes, colour: str) -> str:
     "A single point, which no line shows; one on the edge is moved inside."
     at = f"{min(98.0, max(2.0, axes.x(point[0]))):g} {min(94.0, max(6.0, axes.y(point[1]))):g}"
-    return f'<path d="M{at}L{at}" stroke="{colour}" stroke-width="7" vector-effect="non-scaling-stroke"/>'
+    return f'<path d="M{at}L{at}" stroke="{colour}" stroke-width="7"/>'
 
 
 _NOISY = 60  # points from which a curve is drawn pale, with its average over it
@@ -315,10 +329,11 @@ def _curve_paths(curve: Curve, axes: _Axes, buckets: int, smoothing: str, alone:
     if len(kept) == 1:
         drawn += _dot(kept[0], axes, curve.colour)
     elif kept and (not averaged or alone):
-        drawn += _path(kept, axes, curve.colour, 0.9 if noisy else curve.width, faint=averaged)
+        width, dash = (0.9 if noisy else curve.width), (() if averaged else curve.dash)
+        drawn += _path(kept, axes, curve.colour, width, averaged, dash)
     if averaged:
         average = curve.average(buckets, axes.log, _STRONG if smoothing == "strong" else _NOISY)
-        drawn += _path(average, axes, curve.colour, curve.width)
+        drawn += _path(average, axes, curve.colour, curve.width, dash=curve.dash)
     if curve.broken is not None:
         drawn += _path([(curve.broken, axes.low), (curve.broken, axes.high)], axes, "#d64545", 1.2)
     return drawn
@@ -330,7 +345,8 @@ def _drawing(curves: list[Curve], axes: _Axes, smoothing: str = "some", fine: bo
     drawn = "".join(_band(curve, axes) for curve in curves)
     drawn += "".join(_curve_paths(curve, axes, buckets, smoothing, len(curves) <= 4) for curve in curves)
     svg = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 100 100" preserveAspectRatio="none"'
-    svg += f' fill="none" stroke-linecap="round" stroke-linejoin="round">{drawn}</svg>'
+    svg += ' fill="none" stroke-linecap="round" stroke-linejoin="round">'
+    svg += f"<style>path{{vector-effect:non-scaling-stroke}}</style>{drawn}</svg>"  # once, not in each path
     return quote(svg.replace('"', "'"), safe=" ='/:;,.()-+")  # shorter than base64, which needs a third more
 
 
@@ -434,8 +450,18 @@ def with_switches(curves: str) -> str:
     return f'<div class="fsdl-switched">{switches_html()}{curves}</div>' if curves else ""
 
 
+def _stripes(curve: Curve) -> str:
+    "The kind of a curve's line, as a CSS background."
+    if not curve.dash:
+        return curve.colour
+    ends = [0.0, *itertools.accumulate(max(2.0, length) for length in curve.dash)]
+    colours = itertools.cycle((curve.colour, "#0000"))
+    stops = (f"{colour} {a:g}px {b:g}px" for colour, a, b in zip(colours, ends, ends[1:]))
+    return f"repeating-linear-gradient(90deg,{','.join(stops)})"
+
+
 def _legend(curve: Curve) -> str:
-    bar = f"display:inline-block;width:12px;border-top:3px solid {curve.colour};vertical-align:middle"
+    bar = f"display:inline-block;width:24px;height:3px;background:{_stripes(curve)};vertical-align:middle"
     nan = "" if curve.broken is None else f" (NaN from {curve.broken:,.12g})"
     return f'<span><i style="{bar}"></i> {html.escape(curve.label)}{nan}</span>'
 
@@ -487,7 +513,7 @@ def _panel(
     title: str, curves: list[Curve], said: int, unit: str, choices: bool = False, columns: int = 60
 ) -> str:
     "One panel: title and legend, grid, lines, and the values under the pointer."
-    axes = _axes(curves)
+    axes, curves = _axes(curves), _dashed(curves)
     span = f"{title}, {unit}s {axes.first:,.12g} to {axes.last:,.12g}: "
     ends = [f"{c.label} from {c.points[0][1]:.4g} to {c.points[-1][1]:.4g}" for c in curves[:said]]
     about = html.escape(span + "; ".join(ends))

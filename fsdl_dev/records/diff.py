@@ -195,7 +195,7 @@ def _snapshot_differences(
         missing.append(f"{error.what} ({error.fix})")
     before, after = (run.job.source or None for run in (a, b))
     if before != after and not any(one.kind == "cell" for one in found):
-        found.append(Difference("cell", "the launch cell", before, after, True))
+        found.append(Difference("cell", "of the launch", before, after, True))
     return found, missing
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ports import free_port
 
-PATIENCE = 240  # seconds; a page or a kernel that needs more has failed
+PATIENCE = int(os.environ.get("PATIENCE", 240))  # seconds; a page or a kernel that needs more has failed
 CHROMIUM = (
     os.environ.get("CHROMIUM")
     or shutil.which("chromium")

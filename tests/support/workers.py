@@ -34,8 +34,8 @@ WAITS = (
 # these notebooks train or plan: they come before the others, so that no long one is left alone at the end
 LONG_NOTEBOOKS = ("tutorials", "train", "planner", "parallel", "checks", "models")
 APART = ("notebooks", "parallel*", "memory_plan", "pipeline", "context", "guards", "checkpoints", "exact_resume",
-    "interval", "giants", "plan", "random_kills", "local",
-         "failures", "train_ddp")  # fmt: skip
+    "interval", "giants", "plan", "random_kills", "local", "templates", "first_launch", "card_browser", "card_folds",
+    "lab_mark", "failures", "train_ddp")  # fmt: skip
 SLURM = ("slurm", "worker_engine")
 
 
