@@ -77,7 +77,9 @@ class Kept:
     values: dict[str, Any]  # variable -> what an expression reads
 
     def _repr_mimebundle_(self, include=None, exclude=None) -> dict[str, Any]:
-        return {MIME: {"runs": self.runs, "values": self.values}, "text/plain": str(self)}
+        # as text: nbdev rewrites what lies below a key "source" in a notebook, and drops keys that end in _
+        text = json.dumps({"runs": self.runs, "values": self.values}, ensure_ascii=False, sort_keys=True)
+        return {MIME: text, "text/plain": str(self)}
 
     def __str__(self) -> str:
         names = (f"{name} ({self.runs[name]})" if name in self.runs else name for name in self.values)
@@ -271,8 +273,9 @@ def kept_numbers(content: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
     "The values that a notebook's outputs hold, and of those that are runs their words."
     values, runs = {}, {}
     for output in _outputs(content):
-        kept = (output.get("data") or {}).get(MIME)
-        if kept:
+        text = (output.get("data") or {}).get(MIME)
+        if text:
+            kept = json.loads(text) if isinstance(text, str) else text
             values |= kept["values"]
             runs = {name: words for name, words in runs.items() if name not in kept["values"]} | kept["runs"]
     return values, runs
