@@ -17,7 +17,7 @@ import nbformat
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 PICTURE = ROOT / "nbs" / "images" / "launch.gif"
-WIDTH, HEIGHT = 860, 720
+WIDTH, HEIGHT = 860, 790
 MARGIN = 34  # JupyterLab's own, left and right: cut away
 MODEL = """\
 #| export
