@@ -17,6 +17,7 @@ import statistics
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 from urllib.parse import quote
 
@@ -296,7 +297,8 @@ def _path(
     points: list, axes: _Axes, colour: str, width: float, faint: bool = False, dash: Sequence[float] = ()
 ) -> str:
     at = "L".join(f"{axes.x(step):.3g} {axes.y(value):.3g}" for step, value in points)
-    look = f'stroke="{colour}" stroke-width="{width:g}"' + ' stroke-opacity="0.35"' * faint
+    look = f'stroke="{colour}"' + f' stroke-width="{width:g}"' * (width != Curve.width)
+    look += ' stroke-opacity="0.35"' * faint
     look += f' stroke-dasharray="{" ".join(map(str, dash))}"' if dash else ""
     return f'<path d="M{at}" {look}/>'
 
@@ -345,8 +347,9 @@ def _drawing(curves: list[Curve], axes: _Axes, smoothing: str = "some", fine: bo
     drawn = "".join(_band(curve, axes) for curve in curves)
     drawn += "".join(_curve_paths(curve, axes, buckets, smoothing, len(curves) <= 4) for curve in curves)
     svg = '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 100 100" preserveAspectRatio="none"'
-    svg += ' fill="none" stroke-linecap="round" stroke-linejoin="round">'
-    svg += f"<style>path{{vector-effect:non-scaling-stroke}}</style>{drawn}</svg>"  # once, not in each path
+    svg += ' fill="none" stroke-linecap="round"'
+    svg += f' stroke-width="{Curve.width:g}">'  # said once, not in each path
+    svg += f"<style>path{{vector-effect:non-scaling-stroke}}</style>{drawn}</svg>"
     return quote(svg.replace('"', "'"), safe=" ='/:;,.()-+")  # shorter than base64, which needs a third more
 
 
@@ -379,10 +382,10 @@ def _hover(curves: list[Curve], axes: _Axes, unit: str, most: int = 60) -> str:
     return columns
 
 # %% ../../nbs/records/01_curves.ipynb #7d1c0a04
-_STYLE = """<style>
+_STYLE = """
 .fsdl-curves{display:flex;flex-wrap:wrap;gap:8px 18px;margin:10px 0 0}
 .fsdl-panel{flex:1 1 250px;max-width:640px;font-size:11px;line-height:1.35}
-.fsdl-panel span{white-space:nowrap;margin-left:10px}
+.fsdl-panel span{white-space:nowrap;margin-left:10px}.fsdl-panel i{vertical-align:middle}
 .fsdl-plot{position:relative;height:112px;margin:5px 10px 20px 44px}
 .fsdl-plot img{position:absolute;width:100%!important;height:100%!important;max-width:none!important;
 margin:0!important;background:none}
@@ -399,7 +402,7 @@ white-space:pre;background:#1f2933;color:#fff;padding:3px 8px;border-radius:4px;
 pointer-events:none}
 .fsdl-plot b.r:hover::after{left:auto;right:calc(100% - var(--x,50%) + 7px)}
 .fsdl-plot em{position:absolute;right:0;bottom:calc(100% + 2px);font-style:normal;opacity:.75;white-space:nowrap}
-</style>"""
+"""
 
 
 def _switch_rules() -> str:
@@ -450,20 +453,27 @@ def with_switches(curves: str) -> str:
     return f'<div class="fsdl-switched">{switches_html()}{curves}</div>' if curves else ""
 
 
-def _stripes(curve: Curve) -> str:
-    "The kind of a curve's line, as a CSS background."
-    if not curve.dash:
-        return curve.colour
-    ends = [0.0, *itertools.accumulate(max(2.0, length) for length in curve.dash)]
-    colours = itertools.cycle((curve.colour, "#0000"))
-    stops = (f"{colour} {a:g}px {b:g}px" for colour, a, b in zip(colours, ends, ends[1:]))
-    return f"repeating-linear-gradient(90deg,{','.join(stops)})"
+def _stripes() -> str:
+    "How the bars of a legend get the lines of their curves: a page that strips styles keeps whole bars."
+    rules = [".fsdl-panel i[class^=l]{mask:repeating-linear-gradient(90deg,var(--l))}"]
+    for at, dash in enumerate(_DASHES[1:], 1):
+        ends = itertools.accumulate(max(2.0, length) for length in dash)
+        # from 0: from where the one before it ends
+        stops = (f"#000{'0' * (n % 2)} 0 {end:g}px" for n, end in enumerate(ends))
+        rules.append(f".l{at}{{--l:{','.join(stops)}}}")
+    return "\n".join(rules)
+
+
+@cache
+def _style() -> str:
+    return f"<style>{_STYLE}{_stripes()}</style>"
 
 
 def _legend(curve: Curve) -> str:
-    bar = f"display:inline-block;width:24px;height:3px;background:{_stripes(curve)};vertical-align:middle"
+    bar = f"display:inline-block;width:24px;border-top:3px solid {curve.colour}"
+    line = f' class="l{_DASHES.index(curve.dash)}"' if curve.dash else ""
     nan = "" if curve.broken is None else f" (NaN from {curve.broken:,.12g})"
-    return f'<span><i style="{bar}"></i> {html.escape(curve.label)}{nan}</span>'
+    return f'<span><i{line} style="{bar}"></i> {html.escape(curve.label)}{nan}</span>'
 
 
 _CHOSEN = 'alt="the same, smoothed otherwise"'  # of pictures that a switch shows
@@ -538,13 +548,13 @@ def curves_html(
     """
     shown = [(title, [c for c in curves if c.points]) for title, curves in drawn]
     parts = "".join(_panel(title, curves, said, unit, choices, columns) for title, curves in shown if curves)
-    return f'{_STYLE}<div class="fsdl-curves">{parts}</div>' if parts else ""
+    return f'{_style()}<div class="fsdl-curves">{parts}</div>' if parts else ""
 
 
 def styled_once(page: str) -> str:
     "A page in which several groups of curves stand, with the style of curves once."
-    first, style, rest = page.partition(_STYLE)
-    return first + style + rest.replace(_STYLE, "")
+    first, style, rest = page.partition(_style())
+    return first + style + rest.replace(style, "") if style else page
 
 # %% ../../nbs/records/01_curves.ipynb #77df9735
 def metrics_table(view: RunView):

@@ -316,9 +316,9 @@ def grid_html(
     "Rows as a table of HTML that needs no style sheet, the first as its head."
     style, parts = "text-align:left;padding:3px 14px 3px 0;vertical-align:top;white-space:pre-wrap", []
     for number, row in enumerate(rows):
-        tag = "td" if number else 'th scope="col"'
-        cells = "".join(f'<{tag} style="{style}">{escape(cell)}</{tag[:2]}>' for cell in row)
-        parts.append(f"<tr>{cells}</tr>")
+        tags = ["td" if number or not cell else 'th scope="col"' for cell in row]
+        cells = (f'<{tag} style="{style}">{escape(cell)}</{tag[:2]}>' for tag, cell in zip(tags, row))
+        parts.append(f"<tr>{''.join(cells)}</tr>")
     return f'<table style="border-collapse:collapse;font-size:13px">{"".join(parts)}</table>' if rows else ""
 
 

@@ -41,7 +41,7 @@ def train(width: int = 8, decay: float = 0.1):
         weights = step(x[:100, :width], y[:100], weights, decay)
         error = x[100:, :width] @ weights - y[100:]
         fsdl_dev.log(number, total=40, val_error=float((error**2).mean()))
-        time.sleep(0.02)
+        time.sleep(0.05)
 """
 NET = """import torch
 from torch import nn
@@ -70,7 +70,7 @@ CELLS = {
     "diff": "%fsdl_diff {first.words} {others[0].words}",
     "net": NET,
     "memory": "%fsdl_plan Net batch --gpus 8 --gpu a100-80gb",
-    "offers": "%fsdl_plan --like {first.words} --gpus cpu:2,cpu:16 --steps 20000000 --max-cost 1",
+    "offers": f"%fsdl_plan --like {{first.words}} --gpus cpu:{os.cpu_count()} --steps 20000000 --max-cost 1",
     "refused": "%%fsdl_launch --no-test\nprint(not_there)",
 }
 PLACE = {name: index for index, name in enumerate(CELLS)}
@@ -121,23 +121,28 @@ def studied(chromium, tmp_path_factory) -> Iterator[tuple[Path, Path]]:
 
 
 @pytest.fixture(scope="module")
-def reader(studied, tmp_path_factory) -> Iterator[Pages]:
-    "The saved notebook in another server and browser, without a kernel; at the end nothing was complained about."
-    root, _ = studied
-    with jupyterlab(root, tmp_path_factory.mktemp("reader")) as (address, token):
+def reader(studied) -> Iterator[Pages]:
+    "The saved notebook in another browser, without a kernel; at the end nothing was complained about."
+    with jupyterlab(*studied) as (address, token):
         with browser_page(1400, 1100) as page:
             yield Pages(page, address, token).open("nbs/00_study.ipynb", workspace="reader", kernel=False)
             assert not page.said, page.said
 
 
-@pytest.fixture(params=["JupyterLab Light", "JupyterLab Dark"])
+@pytest.fixture(scope="module", params=["JupyterLab Light", "JupyterLab Dark"])
 def theme(request, reader) -> Iterator[str]:
-    reader.command("apputils:change-theme", theme=request.param)
-    reader.page.wait_for_function(
-        "light => document.body.dataset.jpThemeLight === light", arg=str("Light" in request.param).lower()
-    )
+    "One after the other: JupyterLab fails where a theme is changed before the last one is loaded."
+
+    def wear(name: str) -> None:
+        light = str("Light" in name).lower()
+        reader.command("apputils:change-theme", theme=name)
+        reader.page.wait_for_function(
+            "light => document.body.dataset.jpThemeLight === light", arg=light, polling=100
+        )
+
+    wear(request.param)
     yield request.param
-    reader.command("apputils:change-theme", theme="JupyterLab Light")
+    wear("JupyterLab Light")
 
 
 def texts(path: Path) -> dict[str, str]:
