@@ -192,7 +192,7 @@ def evaluate(
     try:
         return eval(compile(tree, "<number>", "eval"), {"__builtins__": {}}, names)
     except NameError as error:
-        raise NothingKept(f"nothing is kept as {error.name!r}{_hint(error.name, values)}") from None
+        raise NothingKept(f"nothing is kept as {error.name!r}{_hint(str(error.name), values)}") from None
     except FsdlError:
         raise
     except AttributeError as error:
