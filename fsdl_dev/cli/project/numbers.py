@@ -56,7 +56,7 @@ def numbers(notebooks, fix, as_json):
     """Compare the numbers in the text of notebooks with the runs that they came from.
 
     \b
-    fsdl numbers                    all notebooks here; status 3 where one is stale
+    fsdl numbers           all notebooks here; status 3 where one is stale
     fsdl numbers nbs/01_study.ipynb --fix
 
     A number in the text stands behind its expression, and `%fsdl_numbers run` in a cell keeps what that reads:
