@@ -69,7 +69,8 @@ def walk_only(launch: Launch, search: SearchOptions | None = None) -> Launch:
     elif launch.each:
         launch.jobs = sweep_jobs(launch.job, launch.each)
     if not launch.rehearse:  # which is made from it
-        launch.left_out = {**launch.left_out, "snapshot": "nothing is submitted"}
+        nothing = "nothing is submitted"
+        launch.left_out = {**launch.left_out, "environment": nothing, "snapshot": nothing}
     launch.walk(all_gates())
     with suppress(LaunchRefused):  # its checks are the answer; an error that is alone is raised as it is
         launch.refuse_if_failed()

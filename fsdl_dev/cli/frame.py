@@ -88,7 +88,7 @@ SECTIONS = {
     "Money": ("costs", "budgets", "capacity"),
     "Pass it on": ("promote", "rollback", "models", "export", "mirror", "share"),
     "Projects": ("new", "init", "adopt", "git-setup", "numbers"),
-    "This machine and others": ("doctor", "targets", "completion"),
+    "This machine and others": ("doctor", "env", "targets", "completion"),
     "For agents": ("help", "skill", "mcp"),
 }
 _FIRST = """fsdl launch train.py -- --lr 1e-3

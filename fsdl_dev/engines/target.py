@@ -70,6 +70,13 @@ class Target:
         "Whether its jobs have other packages than the environment that launches them."
         return self.python is not None
 
+    def own_environment_fields(
+        self,
+        python: str,  # the interpreter of the environment on the machine that launches
+    ) -> dict[str, Any] | None:
+        "The fields with which a job has an environment of its own; None: the target says which packages jobs have."
+        return None
+
     def admit(self, job: Job, project: Project) -> None:
         "Raise FsdlError for a job that this target could never run. Called before anything is written."
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from ..agreement.export import UNREAD
 from ..checks.agents import AgentLaunch, agent_checks
 from ..checks.fields import data_module_of, dataset_tag, fill_tags, tag_gate
-from ..checks.header import header_checks
+from ..checks.header import header_checks, read_header, unreadable_header
 from ..checks.secrets import secrets_gate, values_gate
 from ..checks.tests import in_test_gate, test_gate
 from ..core.cells import parse_notebook
@@ -32,6 +32,8 @@ from ..core.states import FINAL
 from ..core.text import replaced
 from ..engines.listing import is_here, run_target
 from ..engines.target import Target, get_target
+from ..environments.facts import environment_of
+from ..environments.made import OwnEnvironment, own_environment
 from .launch import PHASES, Gate, Launch, NotAsked
 from .limits import look_at_budgets, reserve, set_limits
 from .rehearsal.rehearse import rehearse
@@ -40,6 +42,7 @@ from .spec import names_without_value
 from .sweep import conditional_names
 from ..records.find import history_checks
 from ..snapshot.blobs import read_blob
+from ..snapshot.environment import environment_lock
 from ..snapshot.imports import Imports
 from ..snapshot.snapshot import Snapshot
 from ..snapshot.take import take_snapshot
@@ -175,8 +178,39 @@ def _packages_of_script(launch: Launch) -> list[Check]:
     if not job.script or job.kind != "script" or not path.is_file() or other_interpreter(path):
         raise NotAsked("what is launched is no Python script")
     text = path.read_text(encoding="utf-8", errors="replace")
-    absent, elsewhere = launch.imports.missing, target.name if target.has_own_packages() else ""
-    return header_checks(text, job.script, absent, elsewhere=elsewhere)
+    if not job.module and target.own_environment_fields("") is not None:
+        try:
+            if header := read_header(text):
+                return _use_own_environment(launch, own_environment(path, header, launch.project.store))
+        except ValueError as error:
+            return [unreadable_header(job.script, error, "fail")]
+    here = target.python and environment_of(target.python) == environment_of(sys.executable)
+    elsewhere = target.name if target.has_own_packages() and not here else ""
+    return header_checks(text, job.script, launch.imports.missing, elsewhere=elsewhere)
+
+
+def _use_own_environment(launch: Launch, own: OwnEnvironment) -> list[Check]:
+    "Let the job have the environment that its script names. Raises ValueError for a header that says nothing sensible."
+    checks = own.problems()
+    if checks:
+        return checks
+    launch.own, fields = own, _the_target(launch).own_environment_fields(own.python) or {}
+    if any(launch.given.get(name) != value for name, value in fields.items()):
+        launch.given = {**launch.given, **fields}
+        launch.target = get_target(launch.on, launch.project, launch.given)
+    made = "which is there" if own.ready else "which uv makes"
+    return [Check("packages", "pass", f"an environment of its own, {made}: {own.words()}", own.where)]
+
+
+def _make_own_environment(launch: Launch) -> list[Check]:
+    if launch.own is None:
+        raise NotAsked("the job names no environment of its own")
+    python, asked, where = launch.python(), launch.job.resources, launch.own.where
+    if asked.procs * asked.nodes > 1 and environment_lock(python, driver=False)["torch"] is None:
+        what = f"torch starts {asked.procs * asked.nodes} processes, and the script's environment does not have it."
+        fix = f"uv add --script {launch.own.script.name} torch"
+        return [Check("environment", "fail", what, where, fix)]
+    return [Check("environment", "pass", f"the script's own: {python}", where)]
 
 
 def outside_checks(imports: Imports, project, target) -> list[Check]:
@@ -346,7 +380,7 @@ def _take_snapshot(launch: Launch) -> list[Check]:
     if launch.job.resume and not target.remote:  # a worker on this machine reads it here
         _bring_checkpoint(*find_resumed(store, launch.job.resume), launch.say)
     if launch.snapshot is None:
-        about = {"data": launch.digests, "python": target.python, "imports": launch.imports}
+        about = {"data": launch.digests, "python": launch.python(), "imports": launch.imports}
         launch.snapshot = take_snapshot(project, progress=replaced(launch.say), **about)
     return snapshot_checks(launch.snapshot, launch.looked_at)
 
@@ -376,7 +410,10 @@ GATES = (
     Gate("tags", "project", "The tags that the project requires are there, and their values are allowed.", _fill_tags),
     Gate("secrets", "project", "No file that travels with the run has a secret in it.", _no_secret_in_files),
     Gate("test mode", "target", "A test launches on a target that is made for tests only.", _not_from_a_test),
-    Gate("header", "target", "The job has the packages that its script names in a header.", _packages_of_script),
+    Gate(
+        "header", "target", "The job has the packages that its script names in a header, or can have them.",
+        _packages_of_script,
+    ),
     Gate("imports", "target", "What is imported from outside reaches the target.", _imports_reach_target),
     Gate("resume", "target", "The run to resume has a checkpoint.", _find_resumed),
     Gate("after", "target", "The run that is waited for can still succeed, on the same target.", _find_earlier),
@@ -397,6 +434,10 @@ GATES = (
     Gate("budgets", "target", "Its budgets have enough left for it.", _look_at_budgets),
     Gate(
         "tests", "snapshot", "The notebooks that changed, and that the job imports, pass their tests.", _tests_pass,
+        late=True,
+    ),
+    Gate(
+        "environment", "snapshot", "The environment that a script names for itself is made.", _make_own_environment,
         late=True,
     ),
     Gate("snapshot", "snapshot", "The snapshot is what was checked.", _take_snapshot, late=True),

@@ -16,6 +16,7 @@ from ..core.errors import FsdlError, did_you_mean
 from ..core.job import Job
 from ..core.settings import Project
 from ..engines.target import Target
+from ..environments.made import OwnEnvironment
 from .sweep import Values
 from ..money.ledger import Draw
 from ..money.limits import Limit
@@ -129,6 +130,7 @@ class Launch:
 
     # what the gates fill in
     target: Target | None = field(default=None, init=False)
+    own: OwnEnvironment | None = field(default=None, init=False)  # that the job names itself
     price: Price | None = field(default=None, init=False)  # of a slot
     limits: list[Limit] = field(default_factory=list, init=False)  # of each run
     draws: list[Draw] = field(default_factory=list, init=False)  # what it has reserved of budgets
@@ -150,6 +152,12 @@ class Launch:
         first = self.job
         same = {"resume": first.resume, "after": first.after, "resources": first.resources}
         return [replace(job, tags={**first.tags, **job.tags}, **same) for job in self.jobs]
+
+    def python(self) -> str | None:  # None: the one that launches
+        "The interpreter whose packages the run has; an environment of the job's own is made where it is not there."
+        if self.own is not None:
+            return self.own.make(self.say)
+        return self.target.python if self.target is not None else None
 
     @cached_property
     def imports(self) -> Imports:

@@ -43,11 +43,11 @@ def _gpus(launch: Launch, target: Target) -> int:
     return job_gpus(launch.job)
 
 
-def _environment(launch: Launch, target: Target) -> str:
+def _environment(launch: Launch) -> str:
     "The digest of the packages that the run gets."
     if launch.snapshot is not None:
         return packages_digest(launch.snapshot.environment)
-    return packages_digest(environment_lock(target.python, project=launch.project.root, driver=False))
+    return packages_digest(environment_lock(launch.python(), project=launch.project.root, driver=False))
 
 # %% ../../nbs/launcher/13_rules.ipynb #c7db2ce7
 def _gpus_of(run: RunDir) -> int:
@@ -98,7 +98,7 @@ def launch_facts(
     more["agent"] = launch.agent.name if launch.agent else ""
     more["checkpoint_minutes"] = read_save_policy(launch.project.config, target.name).at_most / 60
     if "environment" in wanted:
-        more["environment"] = _environment(launch, target)
+        more["environment"] = _environment(launch)
     more |= {"spot": target.is_spot(), "currency": own_currency(launch.project.config)}
     if not launch.job.tags.get("owner"):
         more["owner"] = owner_of(launch.project)

@@ -241,6 +241,7 @@ def dry_run(launch: Launch) -> DryRun:
         **launch.left_out,
         "admission": "a dry run asks no target",
         "allowance": "a dry run asks no target",
+        "environment": "a dry run installs nothing",
         "snapshot": "a dry run submits nothing",
         "rehearsal": "a dry run runs nothing; fsdl check --rehearse does",
         "reservation": "a dry run reserves nothing",

@@ -22,8 +22,8 @@ from ..core.settings import find_project
 from ..engines.remote.environment import environment_digest
 from ..engines.remote.target import RemoteTarget
 from ..engines.transport.shell import LocalShell, Shell
+from ..environments.made import make_environment
 from ..records.run import Run, refuse_sweep
-from .reproduce import make_environment
 from ..snapshot.environment import environment_lock
 from ..worker.programs import shell as program
 

@@ -198,6 +198,7 @@ def start_sweep(
             return replace(made, plan=f"{told}\n\neach of them:\n{made.plan}")
         walk_gates(trial)
         controller = _controls(launch, _controller(trial.job, search))
+        controller.own = trial.own  # the snapshot that it takes is that of the trials
         setup = SetUp(record=job_document(trial.job, launch_record(trial, trial.job)))
         if launch.say:
             launch.say(told)

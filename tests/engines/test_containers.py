@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tarfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,11 +23,12 @@ from fsdl_dev.core.events import read_events
 from fsdl_dev.core.fold.life import Restarts
 from fsdl_dev.core.job import Job, LaunchRecord, Resources
 from fsdl_dev.core.rundir import create_run_dir, write_json
-from fsdl_dev.core.settings import find_project
+from fsdl_dev.core.settings import Project, find_project
 from fsdl_dev.core.states import FINAL
 from fsdl_dev.core.units import Money
 from fsdl_dev.engines.remote.containers import image_checks
 from fsdl_dev.engines.target import get_target
+from fsdl_dev.environments.dockerfile import dockerfile_of_lock
 from fsdl_dev.money.ledger import run_used
 from fsdl_dev.money.limits import Limit, limits_to_json, price_to_json
 from fsdl_dev.money.price import Price
@@ -704,3 +706,40 @@ def test_a_digest_by_pyxis():
     )
     Fields.image = "/shared/train.sqsh"
     assert image_checks(Fields)[0].message == "/shared/train.sqsh by pyxis"
+
+
+def test_a_dockerfile_from_a_lock_is_built(podman, tmp_path):
+    "On a base by digest, whose Python is this machine's, mounted. Another Python than the lock's is refused in words."
+    python = Path(sys.base_prefix) / "bin" / "python3"
+    if subprocess.run([python, "-m", "pip", "--version"], capture_output=True).returncode:
+        pytest.skip(f"{python} has no pip")
+    digest = podman.call("image", "inspect", "--format", "{{.Digest}}", IMAGE).stdout.strip()
+    base, lock = f"{IMAGE.rpartition(':')[0]}@{digest}", tmp_path / "requirements.txt"
+    with zipfile.ZipFile(tmp_path / "tinyone-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr("tinyone.py", "VALUE = 1\n")
+        info = "tinyone-1.0.dist-info"
+        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: tinyone\nVersion: 1.0\n")
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr(f"{info}/RECORD", "")
+    settings = {
+        "PATH": f"{python.parent}:/bin",
+        "PIP_NO_INDEX": "1",
+        "PIP_FIND_LINKS": "/wheels",
+        "PIP_TARGET": "/opt",
+    }
+    words = ["build", "--isolation", "chroot", "--pull=never", "--network", "host", "-t", f"{IMAGE}-made"]
+    words += [word for mount in (*MOUNTS, f"{tmp_path}:/wheels:ro") for word in ("-v", mount)]
+    words += [word for name, value in settings.items() for word in ("--env", f"{name}={value}")]
+    version = "{}.{}".format(*sys.version_info[:2])
+    try:
+        for minor, wanted in (
+            (version, "Successfully installed tinyone-1.0"),
+            ("3.99", "the lock is for 3.99"),
+        ):
+            lock.write_text(f"#    uv pip compile --python-version {minor} x.in\ntinyone==1.0\n")
+            file = tmp_path / "Dockerfile"
+            file.write_text(dockerfile_of_lock(Project(tmp_path, "study"), lock, base))
+            done = podman.call(*words, "-f", str(file), str(tmp_path))
+            assert wanted in done.stdout + done.stderr and (done.returncode == 0) == (minor == version), done
+    finally:
+        podman.call("image", "rm", "--force", f"{IMAGE}-made")

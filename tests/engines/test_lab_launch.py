@@ -58,7 +58,7 @@ def test_launch_from_the_browser(make_project, tmp_path):
         lab.command("notebook:run-all-cells")
         expect(lab.cell(LAUNCH)).to_contain_text("succeeded")
         expect(lab.cell(SHOWN)).to_contain_text("succeeded")
-        expect(lab.cell(LAUNCH).locator("img")).to_be_visible()  # the curve
+        expect(lab.cell(LAUNCH).locator("img:visible").first).to_be_visible()  # the curve
         expect(lab.cell(LAUNCH).locator("button.jupyter-button")).to_have_count(0)
         expect(lab.cell(2)).to_contain_text("runs go to 'local'")
         lab.idle()

@@ -60,6 +60,7 @@ COMMANDS = (
     "git-setup",
     "numbers",
     "doctor",
+    "env",
     "targets",
     "completion",
     "help",

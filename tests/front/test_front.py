@@ -1,6 +1,7 @@
 """What a person reads at the doors, in this process: dry runs without a cluster, several runs at once, advice."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,7 +89,13 @@ def test_advice_that_leads_somewhere(folder):
     (folder / "train.py").write_text(
         '# /// script\n# dependencies = ["numpy>=1", "no-such-thing-9"]\n# ///\nprint("x")\nbreakpoint()\n'
     )
-    status, said = ask("check", "train.py", "--on", "test", "--no-test")
+    here = (
+        "--on",
+        "test",
+        "--set",
+        f"python={sys.executable}",
+    )  # with its packages, whatever the header says
+    status, said = ask("check", "train.py", *here, "--no-test")
     assert status == 0 and "names no-such-thing-9, which" in said and "pip install no-such-thing-9" in said, (
         said
     )
@@ -97,9 +104,9 @@ def test_advice_that_leads_somewhere(folder):
     )
     (folder / "newer.py").write_text("# /// script\n# requires-python = '>=4'\n# ///\n")
     for name, words in {"needs.py": "It imports no_such_thing", "newer.py": "asks for Python >=4"}.items():
-        status, said = ask("launch", name, "--on", "test")
+        status, said = ask("launch", name, *here)
         assert status == 3 and words in said, said
-    status, said = ask("launch", "train.py", "--on", "test", "--no-test")
+    status, said = ask("launch", "train.py", *here, "--no-test")
     assert status == 1 and "a job has no terminal" in said and "python -m pdb" in said, said
     status, said = ask("launch", "train.py", "--on", "test", "--resume", "train.py")
     assert status == 2 and "takes a run, and this is a file" in said, said

@@ -13,7 +13,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 from repository import PACKAGE, ROOT, Notebook, imported_modules, notebooks, report, tracked_files
+
+from fsdl_dev.environments.locks import read_lock_file
 
 NOTEBOOKS = notebooks()
 EXPORTING = [notebook for notebook in NOTEBOOKS if notebook.module]
@@ -550,6 +554,44 @@ def test_lock_fits_every_machine():
     wrong += [f"{name}: not in the lock" for name in sorted(names - set(pins))]
     assert builds.keys() == {"torch", "torchvision"}
     assert not wrong, report(wrong, "the lock pins everything and fits every machine", "make lock")
+
+
+def test_each_dependency_has_a_lower_bound():
+    "Without one pip, held by the pins of others, goes years back and says nothing."
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    groups = {"dependencies": project["dependencies"], **project["optional-dependencies"]}
+    wrong = []
+    for group, texts in groups.items():
+        for text in texts:
+            operators = {one.operator for one in Requirement(text).specifier}
+            if not operators & {">=", "==", "~=", ">"}:
+                wrong.append(f"{group}: {text}")
+    assert not wrong, report(
+        wrong, "each package of an extra has a lower bound", "NAME>=VERSION in pyproject.toml"
+    )
+
+
+def test_locks_have_what_they_were_compiled_from():
+    "Here and in each template; what each template makes is an environment.yml beside its locks."
+    folders = [ROOT, *sorted(path.parent for path in (ROOT / "templates").glob("*/requirements"))]
+    wrong = [] if (ROOT / "environment.yml").is_file() else ["environment.yml"]
+    wrong += (
+        []
+        if (ROOT / "templates" / "common" / "environment.yml").is_file()
+        else ["templates: environment.yml"]
+    )
+    for folder in folders:
+        locks = [read_lock_file(path) for path in sorted((folder / "requirements").glob("*.txt"))]
+        locked = {name for lock in locks for name in lock.versions}
+        for source in (folder / "requirements").glob("*.in"):
+            text = source.read_text().replace("THE_NBDEV", "nbdev")
+            names = {
+                canonicalize_name(re.match(r"[\w.-]+", line)[0])
+                for line in text.splitlines()
+                if re.match(r"\w", line)
+            }
+            wrong += [f"{source.relative_to(ROOT)}: {name}" for name in sorted(names - locked)]
+    assert not wrong, report(wrong, "each lock has the packages of its .in file", "make lock")
 
 
 def test_readme_and_sidebar_are_up_to_date():

@@ -67,8 +67,8 @@ def _settings(home: Path) -> None:
 
 
 @contextmanager
-def jupyterlab(root: Path, home: Path):
-    "A JupyterLab on the folder `root`: (address, token)."
+def jupyterlab(root: Path, home: Path, python: str | Path = sys.executable, **surroundings: str):
+    "A JupyterLab on the folder `root`: (address, token). `python`: one that has more extensions."
     _settings(home)
     port, token = free_port(), secrets.token_hex(16)
     places = {
@@ -85,10 +85,11 @@ def jupyterlab(root: Path, home: Path):
         **{name: str(home / folder) for name, folder in places.items()},
         "PYTHONUNBUFFERED": "1",
         "JUPYTER_PLATFORM_DIRS": "1",
+        **surroundings,
     }
     environment.pop("IN_TEST", None)
     command = [
-        sys.executable,
+        str(python),
         "-m",
         "jupyterlab",
         "--no-browser",

@@ -24,11 +24,12 @@ from fsdl_dev.core.manifest import MANIFEST, Manifest
 from fsdl_dev.core.settings import find_project
 from fsdl_dev.engines import target as registry
 from fsdl_dev.engines.local import LocalTarget
+from fsdl_dev.environments.made import make_environment
 from fsdl_dev.launcher.options import complete_line, parse_line
 from fsdl_dev.notebook.magics import LINES
 from fsdl_dev.records.lineage import read_row, read_summary
 from fsdl_dev.records.search.store import RunStore
-from fsdl_dev.share.reproduce import Reproduction, expectations, make_environment
+from fsdl_dev.share.reproduce import Reproduction, expectations
 from fsdl_dev.snapshot.blobs import blob_path
 from fsdl_dev.snapshot.environment import environment_lock
 

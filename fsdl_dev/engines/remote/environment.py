@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['unlisted_packages', 'lock_requirements', 'torch_backend', 'python_minor', 'environment_digest', 'FarFacts',
-           'far_facts', 'python_check', 'found_environment', 'compare_environment', 'lock_checks']
+           'far_facts', 'python_check', 'driver_check', 'found_environment', 'compare_environment', 'lock_checks']
 
 # %% ../../../nbs/engines/remote/08_environment.ipynb #d9381b84
 import hashlib
@@ -160,10 +160,11 @@ def python_check(facts: FarFacts) -> Check | None:
     return None
 
 
-def _driver_check(
-    torch: TorchBuild | None,  # how the far torch was built
-    driver: str | None,  # the far driver's version; None: not seen, as on most login nodes
+def driver_check(
+    torch: TorchBuild | None,  # how torch was built
+    driver: str | None,  # the driver's version; None: not seen, as on most login nodes
     where: str,
+    place: str = "there",  # or here
 ) -> Check | None:
     "Whether the driver is too old for the CUDA that torch was built with."
     if not torch or not torch["cuda"] or not driver:
@@ -175,8 +176,8 @@ def _driver_check(
     good = max((cuda for cuda, needed in _MINIMUM_DRIVER.items() if needed <= had), default=None)
     other = f"a torch built for CUDA {good}" if good else "a CPU build of torch"
     what = f"torch {torch['version']} needs driver {least} or newer (CUDA {torch['cuda']})"
-    fix = f"install {other} there, or have an administrator update the driver"
-    return _fail(f"{what}, and the driver there is {driver}.", where, fix)
+    fix = f"install {other} {place}, or have an administrator update the driver"
+    return _fail(f"{what}, and the driver {place} is {driver}.", where, fix)
 
 # %% ../../../nbs/engines/remote/08_environment.ipynb #f1fc1641
 def _base(version: str) -> str:
@@ -240,7 +241,7 @@ def compare_environment(lock: Lock, facts: FarFacts) -> list[Check]:  # failed o
     where, torch, ours = facts.place, facts.torch, lock.get("torch")
     if ours and not torch:
         return [_fail("There is no torch.", where, _install_torch(ours, facts))]
-    if wrong := _driver_check(torch, facts.driver, where):
+    if wrong := driver_check(torch, facts.driver, where):
         return [wrong]
     said = f"Python {facts.python}" + (f", torch {torch['version']}" if torch else "")
     said += f", driver {facts.driver}" if facts.driver else ""

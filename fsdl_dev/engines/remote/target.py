@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ...core.errors import FsdlError
 from ...core.events import boot_id, steady_seconds
@@ -81,6 +82,15 @@ class RemoteTarget(Target):
     def has_own_packages(self) -> bool:
         "Whether its jobs have other packages than the environment that launches them."
         return self.engine.fields.environment != "lock"
+
+    def own_environment_fields(self, python: str) -> dict[str, Any] | None:
+        "uv makes it there from its lock, unless the configuration says which packages jobs have."
+        fields, given = self.engine.fields, self.engine.given
+        if fields.image or fields.environment == "image":
+            return None
+        if "environment" in given or "python" in given:
+            return {"environment": "lock"} if fields.environment == "lock" else None
+        return {"environment": "lock"}
 
     def admit(self, job: Job, project: Project) -> None:
         "Raise FsdlError for a job that this target could never run."

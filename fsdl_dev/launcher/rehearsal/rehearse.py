@@ -65,7 +65,7 @@ def play(
     part = Part(1, loops=has_own_loops(launch))
     start = resume_from(launch.job.resume, stage.project.store) if launch.job.resume else None
     target = launch.target
-    python = target.python if target is not None and not target.remote else None
+    python = launch.python() if launch.own or (target is not None and not target.remote) else None
     with Lives(stage, python) as process:
         same = {"allocation": allocation, "seconds": seconds, "lives": process, "say": say}
         lives = [live(stage, job, part, resume=start, **same)]
