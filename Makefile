@@ -45,7 +45,7 @@ coverage: setup  ## Run `make test` and measure: the total, and each file's line
 lab: setup  ## Open JupyterLab on the quickstart
 	@PATH="$(abspath $(BIN)):$$PATH" JUPYTER_PREFER_ENV_PATH=1 $(BIN)/jupyter lab $(if $(filter 0,$(shell id -u)),--allow-root) --LabApp.default_url=/lab/tree/$(QUICKSTART)
 
-docs: setup  ## Build the documentation site in _docs (with Quarto where it is installed)
+docs: setup  ## Build the documentation site in _docs (with Quarto where it is installed) and walk it in a browser
 	@$(BIN)/python tools/docs.py
 
 prepare: setup  ## Before a commit: export, clean, refresh README.md and the docs' sidebar

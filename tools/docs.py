@@ -1,4 +1,5 @@
-"""Build the documentation site in _docs: nbdev's preprocessing, then Quarto or, without it, the substitute.
+"""Build the documentation site in _docs: nbdev's preprocessing, then Quarto or, without it, the substitute. Then walk
+it in a browser: no dead link, no error of the console, no request to another machine.
 
 nbdev's own commands install Quarto by sudo and curl when they do not find it. This calls the same functions of
 nbdev beneath them and never installs anything.
@@ -10,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
@@ -17,6 +19,8 @@ from pathlib import Path
 import yaml
 from llms import llms_text
 from reference import PAGES, write_reference
+from versions import name_version, this_version
+from walk import report_walk
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "nbs"
@@ -62,6 +66,7 @@ GUIDES = {
         "tutorials/slurm_enforces",
         "tutorials/capacity_and_waste",
         "tutorials/trackers",
+        "tutorials/numbers",
         "tutorials/ci",
         "tutorials/outside_jupyterlab",
         "tutorials/disk_use",
@@ -70,8 +75,10 @@ GUIDES = {
         "tutorials/agent_clients",
     ),
     "Explanation": (
+        "explanation/tour",
         "tutorials/what_is_shipped",
         "explanation/agreement",
+        "tutorials/paths_counted",
         "explanation/architecture",
         "explanation/glossary",
         "explanation/on_premise_or_cloud",
@@ -223,18 +230,34 @@ def preprocess(workers: int = min(4, os.cpu_count() or 1)) -> Path:
     return proc
 
 
+def stale_numbers() -> bool:
+    """Print the numbers in the text of the notebooks that are not what their runs say; True where there is one."""
+    from fsdl_dev.share.numbers import check_numbers
+
+    paths = [path for path in sorted(NOTEBOOKS.rglob("*.ipynb")) if not {"_", "."} & {path.name[0]}]
+    checks = [check for path in paths for check in check_numbers(path, path.relative_to(ROOT).as_posix())]
+    failed = [check for check in checks if check.failed]
+    for check in failed:
+        print(f"docs: {check.text()}", file=sys.stderr)
+    return bool(failed)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sidebar-only", action="store_true", help="write nbs/sidebar.yml and stop")
     parser.add_argument(
         "--substitute", action="store_true", help="render without Quarto even where it is installed"
     )
+    parser.add_argument("--no-walk", action="store_true", help="build only; python tools/walk.py walks")
     options = parser.parse_args()
+    began = time.monotonic()
     os.chdir(ROOT)
     if options.sidebar_only:
         (NOTEBOOKS / "sidebar.yml").write_text(sidebar_text())
         return 0
     site = ROOT / "_docs"
+    if stale_numbers():
+        return 1
     print("docs: preprocessing the notebooks ...", flush=True)
     os.environ["IN_TEST"] = "1"
     proc = preprocess()
@@ -251,9 +274,10 @@ def main() -> int:
         print(f"docs: {build(proc, site)} pages")
     for schema in (proc / "reference").glob("*.schema.json"):  # no renderer takes them along by itself
         shutil.copy(schema, site / "reference")
+    name_version(site, *this_version())
     (site / "llms.txt").write_text(llms_text(NOTEBOOKS, guide_sections()), encoding="utf-8")
-    print(f"docs: open {site / 'index.html'}")
-    return 0
+    print(f"docs: built in {time.monotonic() - began:.0f} s, open {site / 'index.html'}", flush=True)
+    return 0 if options.no_walk else report_walk(site, proc)
 
 
 if __name__ == "__main__":

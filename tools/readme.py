@@ -66,6 +66,9 @@ def render() -> tuple[str, dict[str, bytes]]:
         markdown = markdown[meta.end() :]
     markdown = re.sub(r" \{\.output [^}]*\}|(?<=`) \{\.output\}", "", markdown.replace(WARNING, ""))
     command = [pypandoc.get_pandoc_path(), "-f", "markdown+lists_without_preceding_blankline", "-t", "gfm"]
+    markdown = re.sub(
+        r"<!--(?:=.*?|/)-->", "", markdown
+    )  # a number's expression is for those who edit the notebook
     body = subprocess.run(command, input=markdown, text=True, capture_output=True, check=True).stdout
     return f"# {title}\n\n{WARNING}\n\n**{purpose}**\n\n{from_root(body).strip()}\n", pictures
 

@@ -87,7 +87,7 @@ SECTIONS = {
     "Records": ("compare", "diff", "lineage", "reproduce", "package", "pictures"),
     "Money": ("costs", "budgets", "capacity"),
     "Pass it on": ("promote", "rollback", "models", "export", "mirror", "share"),
-    "Projects": ("new", "init", "adopt", "git-setup"),
+    "Projects": ("new", "init", "adopt", "git-setup", "numbers"),
     "This machine and others": ("doctor", "env", "targets", "completion"),
     "For agents": ("help", "skill", "mcp"),
 }
@@ -108,6 +108,7 @@ EXAMPLES = examples("""
     completion bash, costs --by family --since 30d, budgets night, capacity --on lab --days 7,
     diff brave-otter calm-fox, doctor, export brave-otter --to onnx, fetch brave-otter results,
     gc --yes, git-setup, gpus --memory 40GB --spot, init digits, lineage digits@v2, logs last --rank 1, models digits,
+    numbers nbs/01_study.ipynb --fix,
     open brave-otter, shell brave-otter --python, profile brave-otter, package brave-otter for-ada,
     pictures brave-otter --to plots, policy,
     queue brave-otter,

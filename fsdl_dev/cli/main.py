@@ -46,6 +46,7 @@ from fsdl_dev.cli.options import (
 from .plan import list_gpus, plan_model
 from .project.adopt import adopt
 from .project.new import new
+from .project.numbers import numbers
 from .query import complete_names
 from .records import compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from .share import SHARE
@@ -522,6 +523,7 @@ main.add_command(rm)
 main.add_command(gc)
 main.add_command(new)
 main.add_command(adopt)
+main.add_command(numbers)
 for _command in (
     compare_runs,
     diff_runs,

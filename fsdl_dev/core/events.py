@@ -150,7 +150,7 @@ class EventWriter:
     def now(self) -> float:
         """The time of an event that is written now, in Unix seconds.
 
-        All writers of a run on one machine share a steady clock, and nobody is earlier than what the others have
+        All writers of a run on one machine share a steady clock, and none is earlier than what the others have
         written: a clock that is set back or forward in a run changes neither the order of its events nor how long
         it took.
         """

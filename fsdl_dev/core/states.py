@@ -26,7 +26,7 @@ UNREADABLE = "unreadable"
 
 
 def check_transition(old: str | None, new: str) -> None:
-    "Raise FsdlError where a run cannot go from `old` to `new`."
+    "Raise FsdlError where a run cannot go from one state to another."
     following = TRANSITIONS.get(old, FINAL)  # a state of a newer version can only end here
     if new not in following:
         allowed = ", ".join(sorted(following)) or "nothing: it has ended"

@@ -384,7 +384,7 @@ def user_targets_file() -> Path:
 class Faulty(dict):
     """A target's table that cannot be used.
 
-    What is wrong is raised when somebody asks for its kind; the others are not concerned.
+    What is wrong is raised when its kind is asked for; the others are not concerned.
     """
 
     def __init__(self, fault: FsdlError):

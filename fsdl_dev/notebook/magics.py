@@ -28,6 +28,7 @@ from ..cli.debugging.profile import profile_answer, profile_run
 from ..cli.frame import EXAMPLES, examples
 from ..cli.options import magic_of, timeout_option
 from ..cli.plan import gpus_line, plan_from_line, plan_line
+from ..cli.project.numbers import numbers_line
 from ..cli.query import runs_answer
 from ..cli.records import ACTIONS, compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from ..cli.share import SHARE
@@ -169,6 +170,7 @@ _LINES = (
     magic_of(budgets),
     magic_of(profile_run, lambda run: profile_answer(run)),
     notebook_line,
+    numbers_line,
     targets_line,
     plan_line,
     gpus_line,
@@ -177,6 +179,7 @@ LINES = {str(line.name).lstrip("%"): line for line in _LINES}
 _EXAMPLES = EXAMPLES | examples("""
     attach brave-otter --as run, check --on lab --cell Train --param lr=1e-3, mirror brave-otter --to wandb,
     note brave-otter the labels of fold 3 were wrong, notebook nbs/00_train.ipynb, plan model data --gpus 8,
+    numbers run base,
     promote brave-otter digits production --why 'more data', runs val/acc > 0.9 and since = 7d --sort val/acc,
     tag brave-otter status=baseline, targets consent lab
 """)  # of magics that take other words than their commands

@@ -117,7 +117,7 @@ def observe(run: RunDir, writer: str = "observer") -> str:
                 run.set_state(run.writer("launcher"), "queued", "submitted", launcher=identity().as_dict())
             write_json(run.result_file, {"state": "lost", "reason": reason, "exit_code": None})
             run.set_state(run.writer(writer), "lost", reason, ended=_last_sign(run))
-    except (OSError, FsdlError):  # somebody else's run, or a full disk: what we saw is still true
+    except (OSError, FsdlError):  # another user's run, or a full disk: what we saw is still true
         pass
     return "lost"
 

@@ -217,7 +217,7 @@ def end_run_processes(
 
 
 def collect_orphans(
-    keep: tuple[int, ...] = (),  # children that somebody else waits for
+    keep: tuple[int, ...] = (),  # children that other code waits for
 ) -> None:
     "Collect adopted children that have ended, so that the system forgets them."
     with suppress(ChildProcessError, AttributeError):
@@ -232,7 +232,7 @@ def wait_for_child(
     seconds: float,
     wake: int | None = None,  # a file descriptor that becomes readable to end the wait early
 ) -> bool:
-    "Wait until the child ends, the time is over, or somebody writes to `wake`."
+    "Wait until the child ends, the time is over, or a byte is written to `wake`."
     import select
 
     if child.poll() is not None:

@@ -58,6 +58,7 @@ COMMANDS = (
     "init",
     "adopt",
     "git-setup",
+    "numbers",
     "doctor",
     "env",
     "targets",

@@ -1,11 +1,8 @@
 """The search of the site: titles before headings before text, guides before the reference before internals."""
 
-import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
-
 import pytest
 from docs_preview.site import build
+from walk import served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 PAGES = {
@@ -31,13 +28,8 @@ def address(tmp_path_factory):
         shown = f"{path.stem.partition('_')[2] or path.stem}.html"  # as nbdev names it
         path.write_text(f"---\ntitle: {title}\noutput-file: {shown}\n---\n\n{text}\n")
     assert build(proc, site) == len(PAGES)
-    handler = partial(SimpleHTTPRequestHandler, directory=str(site))
-    handler.log_message = lambda *_: None  # type: ignore
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    with served(site) as at:
+        yield at
 
 
 @pytest.mark.parametrize(
@@ -64,6 +56,7 @@ def address(tmp_path_factory):
 def test_what_a_reader_looks_for_comes_first(address, browser_page, words, expected):
     assert browser_page.goto(f"{address}/explanation/words.html").ok
     browser_page.get_by_label("Search").fill(words)
+    browser_page.wait_for_function("of => document.getElementById('hits').dataset.of === of", arg=words)
     links = browser_page.locator("#hits a").evaluate_all("all => all.map(one => one.href)")
     assert [link.removeprefix(f"{address}/").replace(".html", "") for link in links] == expected
     assert not browser_page.said

@@ -1,37 +1,26 @@
 """Build the documentation site as far as it can be built without Quarto, and walk it in a browser."""
 
-import json
 import os
 import re
 import subprocess
 import sys
-import threading
-from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
-from repository import ROOT, report
+from repository import report
+from walk import pages_of, served, visit, walk
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
 ]  # the build runs every notebook's imports, beside other tests
-SITE_URL = "https://fsdl-dev.github.io/fsdl_dev"
-SOURCE_URL = "https://github.com/fsdl-dev/fsdl_dev/blob/main/"
-
-
-class Quiet(SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
 
 
 @pytest.fixture(scope="module")
 def site(working_copy) -> Path:
     """The site, built from a copy of the working tree."""
     result = subprocess.run(
-        [sys.executable, "tools/docs.py", "--substitute"],
+        [sys.executable, "tools/docs.py", "--substitute", "--no-walk"],
         cwd=working_copy,
         env={**os.environ, "PYTHONPATH": str(working_copy)},
         text=True,
@@ -46,17 +35,8 @@ def site(working_copy) -> Path:
 @pytest.fixture(scope="module")
 def address(site):
     """The site served on this machine."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(site)))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join(10)
-
-
-def pages_of(site: Path) -> list[str]:
-    return sorted(path.relative_to(site).as_posix() for path in site.rglob("*.html"))
+    with served(site) as at:
+        yield at
 
 
 def test_every_notebook_has_its_page(site, working_copy):
@@ -83,70 +63,41 @@ def test_reference_shows_what_is_typed(site):
     assert re.search(r"(?m)^fsdl launch -m digits\.train -- --lr 1e-3", examples)
 
 
-def visit(browser_page, address: str, name: str) -> dict:
-    """Open a page; return what its links, pictures and mathematics look like from inside the browser."""
-    browser_page.goto(f"{address}/{name}", wait_until="load")
-    return browser_page.evaluate("""() => ({
-            ids: [...document.querySelectorAll('[id]')].map(x => x.id),
-            links: [...document.querySelectorAll('a[href]')].map(x => x.href),
-            broken: [...document.images].filter(x => !(x.complete && x.naturalWidth)).map(x => x.getAttribute('src')),
-            math: document.querySelectorAll('main math').length,
-            raw: [...document.querySelectorAll('main p')].filter(x => /\\$\\$|^:::/.test(x.innerText))
-                .map(x => x.innerText.slice(0, 80)),
-            wide: document.documentElement.scrollWidth - document.documentElement.clientWidth,
-        })""")
-
-
-def broken_links(name: str, seen: dict[str, dict], address: str, site: Path) -> list[str]:
-    """The links of a page that lead nowhere: pages, files, anchors, and source files named by their address."""
-    wrong = []
-    for link in seen[name]["links"]:
-        if link.startswith(SOURCE_URL):
-            if not (ROOT / unquote(link[len(SOURCE_URL) :].split("#")[0])).exists():
-                wrong.append(f"{name}: {link}, there is no such file")
-            continue
-        if link.startswith(SITE_URL):
-            link = address + (link[len(SITE_URL) :] or "/index.html")
-        if not link.startswith(address):
-            continue
-        path, _, anchor = link[len(address) + 1 :].partition("#")
-        path = unquote(path) or "index.html"
-        if not (site / path).exists():
-            wrong.append(f"{name}: {path}, there is no such page")
-        elif anchor and path in seen and unquote(anchor) not in seen[path]["ids"]:
-            wrong.append(f"{name}: {path}#{anchor}, there is no such place on the page")
-    return wrong
-
-
-def has_mathematics(proc: Path, name: str) -> bool:
-    """Whether the page's source writes a formula between dollars, outside code."""
-    for path in proc.joinpath(name).parent.glob("*.ipynb"):
-        if re.sub(r"^\d+_", "", path.stem) == Path(name).stem:
-            cells = json.loads(path.read_text())["cells"]
-            prose = "\n".join("".join(cell["source"]) for cell in cells if cell["cell_type"] == "markdown")
-            prose = re.sub(r"(?s)```.*?```|`[^`\n]*`", "", prose)
-            return bool(
-                re.search(r"\$\$.+?\$\$|(?<![\\\w$])\$[^\s$](?:[^$\n]*[^\s$\\])?\$(?!\w)", prose, re.S)
-            )
-    return False
-
-
-def test_walk(site, address, working_copy, browser_page):
-    seen = {name: visit(browser_page, address, name) for name in pages_of(site)}
-    wrong = list(browser_page.said)
-    for name, found in seen.items():
-        wrong += broken_links(name, seen, address, site)
-        wrong += [f"{name}: the picture {source} does not load" for source in found["broken"]]
-        wrong += [f"{name}: markup left over: {text!r}" for text in found["raw"]]
-        if found["wide"] > 0:
-            wrong.append(f"{name}: {found['wide']} pixels wider than the window")
-        if has_mathematics(working_copy / "_proc", name) and not found["math"]:
-            wrong.append(f"{name}: writes formulas and shows none")
-    reached = {link.split("#")[0] for found in seen.values() for link in found["links"]}
-    wrong += [f"{name}: no page leads to it" for name in seen if f"{address}/{name}" not in reached]
+@pytest.mark.usefixtures("chromium")
+def test_walk(site, working_copy):
+    wrong = walk(site, working_copy / "_proc")
     assert not wrong, report(
         wrong, "every link, anchor, picture and formula of the site works", "fix the notebook of that page"
     )
+
+
+@pytest.mark.usefixtures("chromium")
+def test_the_walk_names_each_fault_with_its_page(tmp_path):
+    """A page with everything wrong that the walk looks for, and one that is right."""
+    head = '<html><head><link rel="icon" href="data:,"></head><body>'
+    (tmp_path / "index.html").write_text(f'{head}<a href="second.html#here">right</a></body>')
+    (tmp_path / "second.html").write_text(
+        f'{head}<main id="here">'
+        '<a href="index.html">back</a><a href="gone.html">1</a><a href="index.html#nowhere">2</a>'
+        '<img src="no.png"><p>$$x$$</p><div style="width:3000px">wide</div>'
+        '<script>console.error("by hand"); nothing.of.this</script>'
+        '<script src="https://example.org/x.js"></script></main></body>'
+    )
+    (tmp_path / "alone.html").write_text(f"{head}</body>")
+    wrong = "\n".join(walk(tmp_path, tmp_path))
+    for fault in (
+        "second.html: gone.html, there is no such page",
+        "second.html: index.html#nowhere, there is no such place on the page",
+        "second.html: the picture no.png does not load",
+        "second.html: markup left over: '$$x$$'",
+        "pixels wider than the window",
+        "second.html: by hand",
+        "second.html: error in the page: nothing is not defined",
+        "second.html: asked for https://example.org/x.js, which is not on this machine",
+        "alone.html: no page leads to it",
+    ):
+        assert fault in wrong, f"{fault}\n\nin\n{wrong}"
+    assert "index.html: " not in wrong.replace("second.html: index.html#nowhere", ""), wrong
 
 
 def test_search_and_sidebar(site, address, browser_page):

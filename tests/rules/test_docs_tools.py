@@ -62,11 +62,24 @@ def test_guides_come_first_and_internals_are_folded_behind_them():
 def test_readme_says_what_it_is_for_and_invents_no_address():
     text = (ROOT / "README.md").read_text()
     head = text.partition("## Start")[0]
-    assert "**Launch a training from a notebook cell" in head and "images/refusal.png" in head
+    assert "**Launch a training from a notebook cell" in head and "images/launch.gif" in head
     assert head.count("**refused, cell named**") == 2 and "submitit" in head and "papermill" in head
-    assert "make lab" in text and "images/card.png" in text
+    assert "make lab" in text and len(text.split()) <= 900
     for name in ("README.md", "CONTRIBUTING.md", ".github/ISSUE_TEMPLATE/config.yml"):
         assert "fsdl-dev/fsdl_dev" not in (ROOT / name).read_text(), name
+
+
+def test_no_number_in_the_text_is_stale(capsys, monkeypatch, tmp_path):
+    """A number that came from a run is an expression over it: `fsdl numbers --fix` writes what it says now."""
+    stale = docs.stale_numbers()
+    assert not stale, capsys.readouterr().err
+    page = write_notebook(tmp_path / "nbs" / "00_page.ipynb", ["Seven is <!--= 3 + 4 -->8<!--/-->."])
+    content = json.loads(page.read_text())
+    content["cells"][0] |= {"cell_type": "markdown"}
+    page.write_text(json.dumps(content))
+    monkeypatch.setattr(docs, "NOTEBOOKS", tmp_path / "nbs")
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
+    assert docs.stale_numbers() and "fsdl numbers nbs/00_page.ipynb --fix" in capsys.readouterr().err
 
 
 def test_signatures_have_no_links_in_their_comments():

@@ -35,7 +35,7 @@ WAITS = (
 LONG_NOTEBOOKS = ("tutorials", "train", "planner", "parallel", "checks", "models")
 APART = ("notebooks", "parallel*", "memory_plan", "pipeline", "context", "guards", "checkpoints", "exact_resume",
     "interval", "giants", "plan", "random_kills", "local", "templates", "first_launch", "card_browser", "card_folds",
-    "lab_mark", "failures", "train_ddp")  # fmt: skip
+    "lab_mark", "failures", "train_ddp", "visible_cells")  # fmt: skip
 SLURM = ("slurm", "worker_engine")
 
 

@@ -130,10 +130,11 @@ local render = {
   Link = function(l) l.target = fix(l.target); return l end,
 }
 function Pandoc(doc)
-  local m = doc.meta
-  for k, v in pairs(m.links or {}) do links[k] = str(v); end
-  pagedir, siteurl = str(m.pagedir or '.'), str(m.siteurl or '')
-  for k, v in pairs(m.byurl or {}) do byurl[k] = str(v) end
+  -- read here and not by pandoc, which would parse each of the many addresses as Markdown
+  local file = io.open(str(doc.meta.links), 'r')
+  local m = pandoc.json.decode(file:read('a'), false)
+  file:close()
+  links, byurl, pagedir, siteurl = m.links, m.byurl, m.pagedir, m.siteurl
   doc = doc:walk(collect)
   return doc:walk(render)
 end

@@ -158,7 +158,7 @@ def render_page(page: Page, pages: dict[str, Page], config: dict, out: Path) -> 
         pypandoc.get_pandoc_path(), "-f", READER, "-t", "html5", "--standalone", "--mathml", "--wrap=none",
         "--section-divs", "--toc", "--toc-depth", str(style.get("toc-depth", 3)),
         "--template", str(HERE / "page.html"), "--lua-filter", str(HERE / "markup.lua"),
-        "--metadata-file", str(meta), "-o", str(target),
+        "--metadata", f"links={meta}", "-o", str(target),
     ]  # fmt: skip
     for name, value in page_variables(page, pages, config):
         command += ["-V", f"{name}={value}"]

@@ -71,7 +71,7 @@ class _Copy:
         try:
             with with_patience(self._patience):
                 self._do(self._heard.set)
-        except Exception as error:  # noqa: BLE001  whoever waits raises it
+        except Exception as error:  # noqa: BLE001  the caller that waits raises it
             self.error = error
         finally:
             self._heard.set()
@@ -554,7 +554,7 @@ class Follower:
     def _ask_engine(self, runs: list[RunDir]) -> None:
         "Ask the engine about live runs, and write what it knows better than their events."
         for run in runs:
-            if not run.events.is_dir():  # somebody removed the run
+            if not run.events.is_dir():  # the run was removed
                 self.forget(run.id)
         followed = {run.id: one for run in runs if (one := self.followed.get(run.id))}
         runs = [one.run for one in followed.values()]

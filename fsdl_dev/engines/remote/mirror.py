@@ -123,7 +123,7 @@ def pull_all(
         folder, _, name = path.rpartition("/")
         mirror = by_folder.get(folder)
         if mirror and name.endswith(".jsonl") and name not in _OURS and not later(mirror.run.id, name):
-            with suppress(FileNotFoundError):  # somebody has removed the run here
+            with suppress(FileNotFoundError):  # the run was removed here
                 if wanted := _wanted(mirror.run.events / name, size):
                     asked.append((mirror, path, size, wanted))
     answers = storage.read_many([(path, *wanted) for _, path, _, wanted in asked]) if asked else []

@@ -195,7 +195,7 @@ _FAILED = {
 
 def job_words(
     row: SkyRow | None,  # None: SkyPilot does not have it
-    asked: bool = False,  # somebody cancelled the run
+    asked: bool = False,  # the run was cancelled
 ) -> Seen:
     "What SkyPilot says of a job."
     if row is None:

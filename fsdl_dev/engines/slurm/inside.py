@@ -161,7 +161,7 @@ class SlurmJob:
         self._over = None if end is None else time.monotonic() + end - time.time()
 
     def ask_end(self, tries: int = 1, seconds: float = 15.0) -> None:
-        "Ask when the job's time is over: somebody may have given it more."
+        "Ask when the job's time is over: it may have been given more."
         for number in range(tries):
             said = ask_slurm("squeue", "-h", "-j", self.id, "-o", "%e", seconds=seconds)
             if said is not None:

@@ -80,7 +80,7 @@ def patience() -> float:
 
 @contextmanager
 def with_patience(seconds: float):
-    """Another patience for the commands of this thread: somebody who looks every second can wait for the next
+    """Another patience for the commands of this thread: a caller that looks every second can wait for the next
     time.
     """
     before = _PATIENCE.set(seconds)

@@ -102,7 +102,7 @@ _FIXED = {
 def control_folder() -> Path:
     """Where the sockets of shared connections lie: short, and closed to others.
 
-    Raises FsdlError where it is somebody else's.
+    Raises FsdlError where it is another user's.
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     own = runtime and len(runtime) < 40 and os.access(runtime, os.W_OK)

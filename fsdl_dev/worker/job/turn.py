@@ -22,7 +22,7 @@ from ...core.rundir import RunDir, read_json, write_json
 # %% ../../../nbs/worker/job/11_turn.ipynb #b756ed12
 RACE_FILE, GO_FILE, CLAIMS = "race.json", "go.json", "turn"
 WITHDRAWN_FILE = "withdrawn.json"  # why a run was taken out of its queue
-FREE = "-"  # the claim of nobody: the run of the claim before ended without having begun
+FREE = "-"  # no one's claim: the run of the claim before ended without having begun
 HOLD_SECONDS = 120.0  # for which a place is held for the word go
 
 
