@@ -28,7 +28,7 @@ quickstart: setup  ## Run the main job: launch a training from a notebook and br
 test: setup  ## Run the notebooks and the tests, with one run or more on each engine (minutes; prints the slowest 15)
 	@$(PYTEST) $(WORKERS) -m "$(TIER)(not slow or smoke)"
 
-test-rest: setup  ## Run what `make test` leaves out (SHARE=2/6 is the second sixth of it)
+test-rest: setup  ## Run what `make test` leaves out (SHARE=2/10 is the second tenth of it)
 	@$(PYTEST) $(REST_WORKERS) -m "$(TIER)(slow and not smoke)"
 
 test-all: setup  ## Run all notebooks and all tests
