@@ -1,5 +1,6 @@
 """The user's reference, written from the code: Python names, magics, commands, settings, environment variables."""
 
+import html
 import inspect
 import json
 import re
@@ -44,8 +45,14 @@ ASKED_OF = {  # the groups of core.protocol.Env
 
 
 def cell(text: str) -> str:
-    """A text that stays in its column of a table, and is no markup."""
-    return re.sub(r"([\\|<>*_$@\[\]-])", r"\\\1", " ".join(text.split()))
+    """A text that stays in its column of a table, and is no markup but for `code`."""
+    words, parts = re.compile(r"([\\|<>*_$@\[\]-])"), re.split(r"(`[^`]+`)", " ".join(text.split()))
+    return "".join(typed(part) if part[:1] == "`" else words.sub(r"\\\1", part) for part in parts)
+
+
+def typed(quoted: str) -> str:
+    """A text in backticks as code, whose bar would end the column: pandoc has no escape for it there."""
+    return f"<code>{html.escape(quoted[1:-1]).replace('|', '&#124;')}</code>" if "|" in quoted else quoted
 
 
 def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:

@@ -26,7 +26,7 @@ from .agents.door import help_command, mcp, skill
 from .clean import cancel, gc, rm
 from .debugging.profile import profile_run
 from .debugging.shell import open_shell
-from .environment.env import environment
+from .environment.env import environment_commands
 from .frame import Commands, after_each_save, tell, watched
 from .git.setup import git_setup
 from fsdl_dev.cli.options import (
@@ -487,7 +487,7 @@ main.add_command(costs)
 main.add_command(budgets)
 main.add_command(profile_run)
 main.add_command(open_shell)
-main.add_command(environment)
+main.add_command(environment_commands)
 
 # %% ../../nbs/cli/08_main.ipynb #d1b5a6b3
 @main.command()
