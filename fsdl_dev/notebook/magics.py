@@ -179,7 +179,7 @@ LINES = {str(line.name).lstrip("%"): line for line in _LINES}
 _EXAMPLES = EXAMPLES | examples("""
     attach brave-otter --as run, check --on lab --cell Train --param lr=1e-3, mirror brave-otter --to wandb,
     note brave-otter the labels of fold 3 were wrong, notebook nbs/00_train.ipynb, plan model data --gpus 8,
-    numbers run base,
+    keep run base,
     promote brave-otter digits production --why 'more data', runs val/acc > 0.9 and since = 7d --sort val/acc,
     tag brave-otter status=baseline, targets consent lab
 """)  # of magics that take other words than their commands

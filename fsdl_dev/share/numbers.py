@@ -48,7 +48,7 @@ def _numbers_of_run(name: str, run: Run) -> dict[str, Any]:
         raise FsdlError(what, where=str(run.path), fix=f"run the cell again that makes {name}")
     if run.view.alive:
         what = f"The run {run.words} goes on: its numbers still change."
-        raise FsdlError(what, where=f"%fsdl_numbers {name}", fix=f"{name}.wait(), then %fsdl_numbers {name}")
+        raise FsdlError(what, where=f"%fsdl_keep {name}", fix=f"{name}.wait(), then %fsdl_keep {name}")
     return _portable(run.facts.to_dict())
 
 
@@ -66,12 +66,12 @@ def _numbers_of_value(name: str, value: Any) -> Any:
         return plain(value.item())
     what = f"{name} holds a {type(value).__name__}; kept are runs, numbers, texts, lists and dictionaries."
     fix = f"{name} = {{...}} with the numbers that the text names"
-    raise FsdlError(what, where=f"%fsdl_numbers {name}", fix=fix)
+    raise FsdlError(what, where=f"%fsdl_keep {name}", fix=fix)
 
 
 @dataclass(frozen=True)
 class Kept:
-    "The output of `%fsdl_numbers`: the numbers as data, and a line for the reader."
+    "The output of `%fsdl_keep`: the numbers as data, and a line for the reader."
 
     runs: dict[str, str]  # variable -> the run's words
     values: dict[str, Any]  # variable -> what an expression reads
@@ -97,7 +97,7 @@ def keep_numbers(
             own = [one for one in variables if not one.startswith("_")]
             what = f"There is no variable {name!r}.{did_you_mean(name, own)}"
             raise FsdlError(
-                what, where=f"%fsdl_numbers {name}", fix="%fsdl_numbers run, after %%fsdl_launch --as run"
+                what, where=f"%fsdl_keep {name}", fix="%fsdl_keep run, after %%fsdl_launch --as run"
             )
         value = variables[name]
         values[name] = _numbers_of_value(name, value)
@@ -107,7 +107,7 @@ def keep_numbers(
     if size > _MOST:
         what = f"{', '.join(names)} would put {size:,} characters into the notebook; {_MOST:,} is the most."
         raise FsdlError(
-            what, where="%fsdl_numbers", fix="name variables that hold what the text says, and no more"
+            what, where="%fsdl_keep", fix="name variables that hold what the text says, and no more"
         )
     return Kept(runs, values)
 
@@ -331,9 +331,7 @@ def _judge(
     absent = next((name for name in gone if re.search(rf"\b{name}\b", number.expression)), None)
     if absent:
         why = f"the numbers kept here are those of {gone[absent]}, of which the notebook shows nothing"
-        return Judged(
-            number, None, why, f"run the cells from the launch of {absent} to %fsdl_numbers, and save"
-        )
+        return Judged(number, None, why, f"run the cells from the launch of {absent} to %fsdl_keep, and save")
     try:
         return Judged(number, evaluate(number.expression, values, read))
     except FsdlError as error:
@@ -342,7 +340,7 @@ def _judge(
         if values or not isinstance(error, NothingKept):
             return Judged(number, None, str(error))
         return Judged(
-            number, None, "no numbers are kept in this notebook", "run a cell with %fsdl_numbers, and save"
+            number, None, "no numbers are kept in this notebook", "run a cell with %fsdl_keep, and save"
         )
 
 

@@ -14,7 +14,7 @@ BY_IPYTHON = {"get_ipython", "display"}
 def python_of(source: str) -> tuple[str, set[str]]:
     "A cell without what IPython alone reads, and the names that its shell lines take from the notebook."
     lines, taken = [], set[str]()
-    if source.startswith("%%writefile"):
+    if source.startswith(("%%writefile", "%%bash", "%%sh")):  # the cell is no Python
         return "", set()
     for line in source.splitlines():
         if re.match(r"\s*[!%]", line):
