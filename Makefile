@@ -13,7 +13,7 @@ PYTEST = $(BIN)/python -m pytest --durations=15 $(if $(K),-k "$(K)") -n
 TIER = $(if $(LONG),,not long and )
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-rest test-all costs coverage lint lab docs lock templates bench gpu prepare release clean
+.PHONY: help setup quickstart test test-rest browser test-all costs coverage lint lab docs lock templates bench gpu prepare release clean
 
 help:  ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,9 @@ test: setup  ## Run the notebooks and the tests, with one run or more on each en
 
 test-rest: setup  ## Run what `make test` leaves out (SHARE=2/10 is the second tenth of it)
 	@$(PYTEST) $(REST_WORKERS) -m "$(TIER)(slow and not smoke)"
+
+browser: setup  ## Run the tests in a browser (TIMES=10 runs them ten times in a row)
+	@for n in $$(seq $(or $(TIMES),1)); do $(PYTEST) $(WORKERS) -m "$(TIER)browser" || exit 1; done
 
 test-all: setup  ## Run all notebooks and all tests
 	@$(PYTEST) $(WORKERS) -m "$(TIER)(slow or not slow)"

@@ -43,6 +43,7 @@ def pytest_configure(config):
         "markers",
         "tier(name, *patterns): smoke, contract or long, for these parameters, or of a class these tests",
     )
+    config.addinivalue_line("markers", "browser: needs Chromium; `make browser` runs these")
     config.addinivalue_line("markers", "slow: `make test-all` runs it, `make test` does not")
     config.addinivalue_line("markers", "smoke: `make test` runs it although it is slow (a tier)")
     config.addinivalue_line("markers", "long: LONG=1 runs it, `make test-all` alone does not (a tier)")

@@ -14,6 +14,8 @@ from pathlib import Path
 import nbformat
 import pytest
 from conftest import commit_all
+from lab import LabPage, browser_page, jupyterlab
+from playwright.sync_api import expect
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -55,3 +57,28 @@ def test_quickstart(working_copy, tmp_path):
         "the executed notebook holds the finished card"
     )
     assert list((run / "checkpoints").glob("*.ckpt")) and len(list((run / "logs").glob("rank*.log"))) == 2
+
+
+@pytest.mark.usefixtures("chromium")
+def test_quickstart_by_clicking(working_copy, tmp_path, monkeypatch):
+    "The same in JupyterLab: Run, Run All Cells, and the card ends as succeeded, without a complaint of the page."
+    monkeypatch.delenv("FSDL_STORE")
+    clone, home = tmp_path / "clone", tmp_path / "home"
+    shutil.copytree(working_copy, clone, symlinks=True)
+    commit_all(clone)
+    home.mkdir()
+    with jupyterlab(clone, home, PYTHONPATH=str(clone)) as (address, token), browser_page() as page:
+        lab = LabPage(page, address, token).open("nbs/tutorials/00_quickstart.ipynb")
+        lab.command("notebook:clear-all-cells-outputs")
+        page.get_by_role("menuitem", name="Run", exact=True).click()
+        page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
+        code = lab.panel.locator(".jp-CodeCell .jp-InputPrompt")
+        expect(code.last).to_have_text(re.compile(r"\[\d+\]:"), timeout=900_000)
+        expect(lab.panel.locator(".jp-OutputArea [role=group]:visible").first).to_contain_text("succeeded")
+        assert not lab.panel.locator(
+            ".jp-RenderedText[data-mime-type='application/vnd.jupyter.error']"
+        ).count()
+        accuracies = re.findall(r"(\d\d\.\d+) ?%", lab.panel.inner_text())
+        assert accuracies and max(map(float, accuracies)) > 95, accuracies
+        lab.no_broken_widgets()
+        assert not page.said, page.said

@@ -132,6 +132,8 @@ def pytest_collection_modifyitems(items):
     """
     place = {name: number for number, name in enumerate(WAITS)}
     for item in items:
+        if "chromium" in item.fixturenames:
+            item.add_marker("browser")
         if leaves_out(item):
             item.add_marker("long")
         elif in_tier(item, "smoke"):
