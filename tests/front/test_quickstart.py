@@ -69,7 +69,7 @@ def test_quickstart_by_clicking(working_copy, tmp_path, monkeypatch):
     home.mkdir()
     with jupyterlab(clone, home, PYTHONPATH=str(clone)) as (address, token), browser_page() as page:
         lab = LabPage(page, address, token).open("nbs/tutorials/00_quickstart.ipynb")
-        lab.command("notebook:clear-all-cells-outputs")
+        lab.command("editmenu:clear-all")
         page.get_by_role("menuitem", name="Run", exact=True).click()
         page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
         code = lab.panel.locator(".jp-CodeCell .jp-InputPrompt")
