@@ -27,7 +27,7 @@ from .clean import cancel, gc, rm
 from .debugging.profile import profile_run
 from .debugging.shell import open_shell
 from .environment.env import environment_commands
-from .frame import Commands, after_each_save, tell, watched
+from .frame import Commands, after_each_save, tell, tell_checks, watched
 from .git.setup import git_setup
 from fsdl_dev.cli.options import (
     as_option,
@@ -110,15 +110,6 @@ def _refuse_input(what: str | None) -> None:
                 f"fsdl launch {script} -- FILE, and open that file there",
             )
             raise FsdlError(what, where=f"{script} reads its standard input", fix=fix)
-
-
-def _answer(checks: list[Check], as_json: bool) -> NoReturn:
-    "Print checks, and exit with 3 where one failed."
-    if as_json:
-        print_json([item.to_dict() for item in checks])
-    else:
-        tell(for_terminal("\n".join(item.text() for item in checks)))
-    raise click.exceptions.Exit(3 if any(item.failed for item in checks) else 0)
 
 
 def _explain(checks: list[Check], launches: list[Launch], as_json: bool) -> NoReturn:
@@ -319,7 +310,7 @@ def check(what, args, cell, module, explain, watch, as_json, **values):
     if watch:
         return _watch_checks(what, args, cell, asked)
     checks, launches = _all_checks(what, args, cell, asked)
-    _explain(checks, launches, as_json) if explain else _answer(checks, as_json)
+    _explain(checks, launches, as_json) if explain else tell_checks(checks, as_json)
 
 
 def _all_checks(what: str | None, args, cell: str | None, asked: dict) -> tuple[list[Check], list[Launch]]:
@@ -576,7 +567,7 @@ def doctor(as_json):
     from fsdl_dev.cli.doctor import doctor as look
 
     checks = look(find_project())
-    _answer(checks, as_json)
+    tell_checks(checks, as_json)
 
 
 @main.command()

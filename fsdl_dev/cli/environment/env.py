@@ -10,22 +10,11 @@ from pathlib import Path
 
 import click
 
-from ..frame import tell
-from ..options import json_option, last_run, on_option, print_json
-from ...core.check import Check
-from ...core.text import for_terminal
+from ..frame import tell_checks
+from ..options import json_option, last_run, on_option
 from ...launcher.completion import complete_runs
 
 # %% ../../../nbs/cli/environment/01_env.ipynb #a2738b8f
-def _answer(checks: list[Check], as_json: bool) -> None:
-    "Print checks, and exit with 3 where one failed."
-    if as_json:
-        print_json([check.to_dict() for check in checks])
-    else:
-        tell(for_terminal("\n".join(check.text() for check in checks)))
-    raise click.exceptions.Exit(3 if any(check.failed for check in checks) else 0)
-
-
 _lock_option = click.option(
     "--lock", metavar="FILE", type=click.Path(dir_okay=False, path_type=Path),
     help="This lock.  [default: those of the project]",
@@ -64,7 +53,9 @@ def check_environment(on, lock, offline, as_json):
     from fsdl_dev.environments.check import check_here, check_target
 
     project = find_project()
-    _answer(check_target(project, on, lock, offline) if on else check_here(project, lock, offline), as_json)
+    tell_checks(
+        check_target(project, on, lock, offline) if on else check_here(project, lock, offline), as_json
+    )
 
 # %% ../../../nbs/cli/environment/01_env.ipynb #293c6137
 @environment_commands.command("recreate")
@@ -97,7 +88,7 @@ def recreate_environment(run, to, kernel, as_json):
         checks.append(register_kernel(made, f"fsdl-{found.words}", title))
     if not as_json:
         click.echo(f"source {folder}/bin/activate", err=True)
-    _answer(checks, as_json)
+    tell_checks(checks, as_json)
 
 # %% ../../../nbs/cli/environment/01_env.ipynb #00d1af62
 @environment_commands.command("dockerfile")
