@@ -32,7 +32,7 @@ test-rest: setup  ## Run what `make test` leaves out (SHARE=2/10 is the second t
 	@$(PYTEST) $(REST_WORKERS) -m "$(TIER)(slow and not smoke)"
 
 browser: setup  ## Run the tests in a browser (TIMES=10 runs them ten times in a row)
-	@for n in $$(seq $(or $(TIMES),1)); do $(PYTEST) $(WORKERS) -m "$(TIER)browser" || exit 1; done
+	@for n in $$(seq $(or $(TIMES),1)); do $(PYTEST) $(CORES) -m "$(TIER)browser" || exit 1; done
 
 test-all: setup  ## Run all notebooks and all tests
 	@$(PYTEST) $(WORKERS) -m "$(TIER)(slow or not slow)"

@@ -76,8 +76,8 @@ def test_launch_and_refusal(lab):
     ran(lab, 1, 2, 3, 4)
     assert any("/execute" in url for url in lab.page.asked), "the server ran the cells"
     expect(lab.cell(4)).to_contain_text("ids: {None}")
-    (row,) = fsdl_dev.runs(folder=lab.root)
-    assert row.state == "succeeded" and "fitted 0.2" in fsdl_dev.load_run(row.id, lab.root).logs()
+    (first,) = fsdl_dev.runs(folder=lab.root)
+    assert first.state == "succeeded" and "fitted 0.2" in fsdl_dev.load_run(first.id, lab.root).logs()
 
     # typed and not run: the kernel's code is not the file's
     lab.cell(2).locator(".cm-content").click()
@@ -88,6 +88,10 @@ def test_launch_and_refusal(lab):
     lab.start_cell(3)
     expect(lab.cell(3)).to_contain_text("Not launched")
     expect(lab.cell(3)).to_contain_text("cell 3")
-    ran(lab, 2, 3)
-    newest, _ = fsdl_dev.runs(folder=lab.root)
-    assert "fitted 0.6" in fsdl_dev.load_run(newest.id, lab.root).logs()
+    lab.start_cell(2)
+    lab.start_cell(3)
+    expect(lab.cell(3)).not_to_contain_text("Not launched")
+    expect(lab.cell(3)).to_contain_text(re.compile("queued|running|succeeded"))
+    newest = next(row for row in fsdl_dev.runs(folder=lab.root) if row.id != first.id)
+    again = fsdl_dev.load_run(newest.id, lab.root).wait(progress=False)
+    assert "fitted 0.6" in again.logs()
