@@ -174,27 +174,33 @@ class CondaFile:
 
 _CUDA = ("cuda-version", "pytorch-cuda", "cudatoolkit", "cuda-toolkit", "cuda")
 _VERSION = re.compile(r"(?P<name>[\w.-]+)\s*(?:==?\s*(?P<version>[\d.]*)|.*)")
+_FILE_OF_PIP = re.compile(r"(?:-r|--requirement)\s+(.*\S)")
 
 
-def read_conda_file(path: Path) -> CondaFile:
-    "What an environment.yml says. Raises FsdlError where it is none."
+def _conda_rows(path: Path) -> tuple[list[str], list[str]]:
+    "The packages of conda and the lines for pip of an environment.yml. Raises FsdlError where it is none."
     try:
         known = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
         rows = known.get("dependencies") or []
         packages = [row for row in rows if isinstance(row, str)]
-        pip = [line for row in rows if isinstance(row, dict) for line in row.get("pip") or []]
+        return packages, [str(line) for row in rows if isinstance(row, dict) for line in row.get("pip") or []]
     except (OSError, yaml.YAMLError, AttributeError, TypeError) as error:
         what = f"{path.name} cannot be read: {str(error).splitlines()[0]}"
-        raise FsdlError(
-            what, where=str(path), fix="dependencies: a list, as `conda env export` writes it"
-        ) from error
-    versions: dict[str, str] = {}
-    for text in packages:
-        if found := _VERSION.match(text.rpartition("::")[2].strip()):
-            versions[found["name"].lower()] = (found["version"] or "").strip(".")
-    files = [
-        line.split(maxsplit=1)[1].strip() for line in pip if re.match(r"(-r|--requirement)\s", str(line))
-    ]
-    further = tuple(str(line) for line in pip if not str(line).startswith("-"))
+        fix = "dependencies: a list, as `conda env export` writes it"
+        raise FsdlError(what, where=str(path), fix=fix) from error
+
+
+def _conda_versions(packages: list[str]) -> dict[str, str]:  # name -> version; "" where any will do
+    "The versions that lines such as conda-forge::python=3.11 name."
+    matches = (_VERSION.match(text.rpartition("::")[2].strip()) for text in packages)
+    return {found["name"].lower(): (found["version"] or "").strip(".") for found in matches if found}
+
+
+def read_conda_file(path: Path) -> CondaFile:
+    "What an environment.yml says. Raises FsdlError where it is none."
+    packages, pip = _conda_rows(path)
+    versions = _conda_versions(packages)
     cuda = next((versions[name] for name in _CUDA if versions.get(name)), "")
-    return CondaFile(path, versions.get("python", ""), cuda, tuple(files), further)
+    files = tuple(found[1] for line in pip if (found := _FILE_OF_PIP.match(line)))
+    further = tuple(line for line in pip if not line.startswith("-"))
+    return CondaFile(path, versions.get("python", ""), cuda, files, further)

@@ -360,6 +360,37 @@ def _from_transformers(folder: Path, cls: str) -> Any:
     return kind.from_pretrained(folder, local_files_only=True).eval()
 
 
+def _saved_settings(content: dict) -> dict[str, Any]:
+    "The settings in a checkpoint, without what its training started from: the checkpoint has these weights."
+    saved = dict(content.get("hyper_parameters") or {})
+    if isinstance(of_model := saved.get("model_settings"), dict):
+        starts = ("pretrained", "checkpoint")
+        saved["model_settings"] = {key: value for key, value in of_model.items() if key not in starts}
+    return saved
+
+
+def _refuse_unknown_setting(cls: type[nn.Module], settings: dict[str, Any], where: str) -> None:
+    "Raise FsdlError for a setting that the class does not take."
+    accepted = inspect.signature(cls).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
+        return
+    odd = next((name for name in settings if name not in accepted), None)
+    if odd is not None:
+        what = f"{cls.__name__} has no setting {odd!r} (any more).{did_you_mean(odd, accepted)}"
+        raise FsdlError(what, where=where, fix="lay out the run's snapshot, or use the class as it was")
+
+
+def _built(cls: type[nn.Module], settings: dict[str, Any], where: str) -> nn.Module:
+    "A module of this class. Raises FsdlError where it does not take the settings."
+    _refuse_unknown_setting(cls, settings, where)
+    try:
+        return cls(**settings)
+    except TypeError as problem:
+        what = f"{cls.__name__} cannot be built from the checkpoint's settings: {problem}."
+        fix = "call self.save_hyperparameters() in its __init__, or pass the missing settings"
+        raise FsdlError(what, where=where, fix=fix) from problem
+
+
 def load_weights(
     path: Path | str,  # a .ckpt file of Lightning, a checkpoint folder, or a file of weights
     # "package.module:Class", as in the checkpoint's event, or the class
@@ -383,27 +414,6 @@ def load_weights(
         )
     content = read_checkpoint(path)
     found = _import_class(cls) if isinstance(cls, str) else cls
-    saved = dict(content.get("hyper_parameters") or {})
-    if isinstance(model_settings := saved.get("model_settings"), dict):  # where that training started from
-        starts = ("pretrained", "checkpoint")
-        saved["model_settings"] = {key: value for key, value in model_settings.items() if key not in starts}
-    settings = {**saved, **settings}
-    accepted = inspect.signature(found).parameters
-    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
-        odd = [name for name in settings if name not in accepted]
-        if odd:
-            raise FsdlError(
-                f"{found.__name__} has no setting {odd[0]!r} (any more).{did_you_mean(odd[0], accepted)}",
-                where=str(path),
-                fix="lay out the run's snapshot, or use the class as it was",
-            )
-    try:
-        module = found(**settings)
-    except TypeError as problem:
-        raise FsdlError(
-            f"{found.__name__} cannot be built from the checkpoint's settings: {problem}.",
-            where=str(path),
-            fix="call self.save_hyperparameters() in its __init__, or pass the missing settings",
-        ) from problem
+    module = _built(found, {**_saved_settings(content), **settings}, str(path))
     load_into(module, content["state_dict"], source=str(path))
     return module.eval()
