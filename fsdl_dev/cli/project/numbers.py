@@ -11,12 +11,11 @@ from pathlib import Path
 
 import click
 
-from ..frame import tell
-from ..options import json_option, print_json
+from ..frame import tell, tell_checks
+from ..options import json_option
 from ...core.check import Check
 from ...core.errors import FsdlError
 from ...core.settings import find_project
-from ...core.text import for_terminal
 
 # %% ../../../nbs/cli/project/03_numbers.ipynb #8dc639ce
 def _asked(notebooks: tuple[str, ...]) -> list[Path]:
@@ -73,13 +72,9 @@ def numbers(notebooks, fix, as_json):
         shown = os.path.relpath(path)
         checks += _written(path, shown) if fix else []
         checks += check_numbers(path, shown)
-    if as_json:
-        print_json([one.to_dict() for one in checks])
-    elif not checks:
-        tell("No number in the text of these notebooks has an expression.")
-    else:
-        tell(for_terminal("\n".join(one.text() for one in checks)))
-    raise click.exceptions.Exit(3 if any(one.failed for one in checks) else 0)
+    if not checks and not as_json:
+        return tell("No number in the text of these notebooks has an expression.")
+    return tell_checks(checks, as_json)
 
 # %% ../../../nbs/cli/project/03_numbers.ipynb #d8475a21
 @click.command("%fsdl_keep")
