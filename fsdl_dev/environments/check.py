@@ -24,6 +24,7 @@ from ..engines.target import get_target
 from ..engines.transport.shell import LocalShell, Shell, Unreachable
 from .facts import Fits, ask_fits, facts_here
 from fsdl_dev.environments.findings import (
+    PIP,
     check_python,
     check_torch,
     conda_checks,
@@ -82,7 +83,6 @@ def _conflicts(python: str) -> list[Check]:
 def check_here(project: Project, named: Path | None = None, offline: bool = False) -> list[Check]:
     "What disagrees in the environment of this command."
     facts = facts_here()
-    pip = f"{shlex.quote(sys.executable)} -m pip install"
     locks, checks = read_locks(project, named)
     if named is not None:
         return _lock_checks(project, locks, facts, offline, here=True)
@@ -90,8 +90,8 @@ def check_here(project: Project, named: Path | None = None, offline: bool = Fals
     if facts.torch:
         checks += [check_torch(), *driver_checks(facts)]
     fits = ask_fits(LocalShell(), sys.executable)
-    checks += pair_checks(facts.packages, fits.requires, facts.place, pip)
-    checks += numpy_checks(facts.packages, fits, facts.place, pip)
+    checks += pair_checks(facts.packages, fits.requires, facts.place, PIP)
+    checks += numpy_checks(facts.packages, fits, facts.place, PIP)
     checks += _conflicts(sys.executable)
     checks += _lock_checks(project, locks, facts, offline, here=True)
     checks += source_checks(project.root, locks, facts)
