@@ -8,6 +8,7 @@ __all__ = ['cancel', 'cancel_group', 'rm', 'gc']
 # %% ../../nbs/cli/09_clean.ipynb #c1ea0003
 import os
 import sys
+import time
 from pathlib import Path
 
 import click
@@ -113,13 +114,31 @@ def _tree_bytes(
     return sum(sizes.values())
 
 
-def _unused_checkouts(store: Path) -> list[Path]:
+def _unused_checkouts(store: Path, alive: list[RunDir]) -> list[Path]:
     "Snapshots laid out as folders that no run needs which is not over; the next launch lays them out anew."
-    folder, needed = store / "checkouts", set()
-    for run in (RunDir(store / "runs" / name) for name in list_run_ids(store)):
-        if run.snapshot_file.is_file() and run.state() not in FINAL:
-            needed.add(read_json(run.snapshot_file).get("digest"))
-    return sorted(path for path in folder.glob("*") if path.name not in needed)
+    needed = {read_json(run.snapshot_file).get("digest") for run in alive if run.snapshot_file.is_file()}
+    return sorted(path for path in (store / "checkouts").glob("*") if path.name not in needed)
+
+
+_UNUSED_DAYS = 30  # a machine without a network may not be able to make an environment again
+
+
+def _unused_environments(store: Path, alive: list[RunDir]) -> list[Path]:
+    "Environments that uv made here, that no launch used for a month and no run needs which is not over."
+    oldest = time.time() - _UNUSED_DAYS * 86400
+    needed = "\n".join(run.job_file.read_text(encoding="utf-8", errors="replace") for run in alive)
+    places = (store / "environments").glob("[!.]*")
+    return sorted(place for place in places if place.stat().st_mtime < oldest and place.name not in needed)
+
+
+def _unused(store: Path) -> dict[Path, str]:
+    "What `fsdl gc` may delete, with the words for it."
+    runs = (RunDir(store / "runs" / name) for name in list_run_ids(store))
+    alive = [run for run in runs if run.job_file.is_file() and run.state() not in FINAL]
+    found = {path: f"the code of snapshot {path.name[:12]}" for path in _unused_checkouts(store, alive)}
+    for path in _unused_environments(store, alive):
+        found[path] = f"the packages of {path.name[:19]}, not used for {_UNUSED_DAYS} days"
+    return found
 
 # %% ../../nbs/cli/09_clean.ipynb #c1ea0007
 def _total(sizes: list[int]) -> str:
@@ -184,10 +203,13 @@ def rm(runs, yes):
 @yes_option()
 @click.option("--dry-run", is_flag=True, help="Show what would be deleted, and delete nothing.")
 def gc(yes, dry_run):
-    """Delete what the next launch makes again: folders with the code of runs that are over. Asks first."""
-    found = {
-        path: f"the code of snapshot {path.name[:12]}" for path in _unused_checkouts(find_project().store)
-    }
+    """Delete what the next launch makes again. Asks first.
+
+    \b
+    folders with the code of runs that are over
+    environments that uv made (PEP 723, `fsdl env recreate`), not used for 30 days
+    """
+    found = _unused(find_project().store)
     if not found:
         return click.echo("Nothing to delete. A run and its checkpoints: fsdl rm RUN", err=True)
     if dry_run:

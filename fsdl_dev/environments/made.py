@@ -75,7 +75,9 @@ def make_once(folder: Path, fill: Callable[[Path], object]) -> None:
 
 # %% ../../nbs/environments/01_made.ipynb #5d563286
 def _add_runtime(folder: Path) -> None:
-    "Let the Python of an environment find this package."
+    "Let the Python of an environment find this package, and note when it was used (what `fsdl gc` asks)."
+    with suppress(OSError):  # another user's
+        os.utime(folder)
     digest, archive = runtime_archive(whole=True)
     place = folder / f"runtime-{digest[:12]}"
     make_once(place, lambda made: zipfile.ZipFile(BytesIO(archive)).extractall(made))
