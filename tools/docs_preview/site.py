@@ -17,6 +17,10 @@ from pathlib import Path
 
 import pypandoc
 import yaml
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import get_lexer_by_name
+from pygments.util import ClassNotFound
 
 from .notebook import notebook_markdown
 
@@ -132,6 +136,22 @@ def plain_text(markup: str) -> str:
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", markup)).split())
 
 
+LEXERS = {"python": "ipython3"}  # magics are no Python
+CODE = re.compile(r'<pre class="(?P<language>[\w+-]+)(?P<classes>[^"]*)"><code>(?P<code>[^<]*)</code></pre>')
+
+
+def coloured(found: re.Match) -> str:
+    """A block of code with its parts marked. pandoc would read its description of a language anew for each page."""
+    language = found["language"]
+    try:
+        lexer = get_lexer_by_name(LEXERS.get(language, language))
+    except ClassNotFound:  # a name of ours, such as `output`
+        return found[0]
+    marked = highlight(html.unescape(found["code"]), lexer, HtmlFormatter(nowrap=True)).rstrip("\n")
+    block = f'<pre class="sourceCode {language}{found["classes"]}"><code class="sourceCode">{marked}</code></pre>'
+    return f'<div class="sourceCode">{block}</div>'
+
+
 def page_kind(name: str) -> str:
     """What the search puts first: guides, then the reference, then the internals."""
     folder = name.partition("/")[0]
@@ -156,7 +176,7 @@ def render_page(page: Page, pages: dict[str, Page], config: dict, out: Path) -> 
     )
     command = [
         pypandoc.get_pandoc_path(), "-f", READER, "-t", "html5", "--standalone", "--mathml", "--wrap=none",
-        "--section-divs", "--toc", "--toc-depth", str(style.get("toc-depth", 3)),
+        "--syntax-highlighting=none", "--section-divs", "--toc", "--toc-depth", str(style.get("toc-depth", 3)),
         "--template", str(HERE / "page.html"), "--lua-filter", str(HERE / "markup.lua"),
         "--metadata", f"links={meta}", "-o", str(target),
     ]  # fmt: skip
@@ -166,7 +186,9 @@ def render_page(page: Page, pages: dict[str, Page], config: dict, out: Path) -> 
     meta.unlink()
     if result.returncode:
         raise RuntimeError(f"{page.name}: {result.stderr}")
-    main = target.read_text().split("<main", 1)[1].split("</main", 1)[0].split(">", 1)[1]
+    whole = CODE.sub(coloured, target.read_text(encoding="utf-8"))
+    target.write_text(whole, encoding="utf-8")
+    main = whole.split("<main", 1)[1].split("</main", 1)[0].split(">", 1)[1]
     text = re.sub(r"(?s)<(script|style|math).*?</\1>", "", main)
     headings = [
         [plain_text(heading), name]
