@@ -148,7 +148,9 @@ def coloured(found: re.Match) -> str:
     except ClassNotFound:  # a name of ours, such as `output`
         return found[0]
     marked = highlight(html.unescape(found["code"]), lexer, HtmlFormatter(nowrap=True)).rstrip("\n")
-    block = f'<pre class="sourceCode {language}{found["classes"]}"><code class="sourceCode">{marked}</code></pre>'
+    block = (
+        f'<pre class="sourceCode {language}{found["classes"]}"><code class="sourceCode">{marked}</code></pre>'
+    )
     return f'<div class="sourceCode">{block}</div>'
 
 
