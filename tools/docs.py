@@ -147,7 +147,7 @@ def sidebar_text() -> str:
     ]
     internals = {
         "section": "Internals",
-        "contents": ["api.ipynb", *reference],
+        "contents": ["api.ipynb", "command.ipynb", *reference],
     }  # folded, as all below a section
     contents: list = [
         {"text": "Overview", "href": "index.ipynb"},

@@ -145,8 +145,15 @@ def walk(site: Path, proc: Path, names: list[str] | None = None, browsers: int =
     for name in wanted:
         wrong += page_faults(name, seen, address, site, proc)
     if names is None:
-        reached = {link.split("#")[0] for found in seen.values() for link in found["links"]}
-        wrong += [f"{name}: no page leads to it" for name in wanted if f"{address}/{name}" not in reached]
+        reached = {
+            link.split("#")[0]
+            for name, found in seen.items()
+            for link in found["links"]
+            if link.split("#")[0] != f"{address}/{name}"  # a page's links to itself lead no one to it
+        }
+        wrong += [
+            f"{name}: no other page leads to it" for name in wanted if f"{address}/{name}" not in reached
+        ]
     return wrong
 
 

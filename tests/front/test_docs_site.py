@@ -83,7 +83,7 @@ def test_the_walk_names_each_fault_with_its_page(tmp_path):
         '<script>console.error("by hand"); nothing.of.this</script>'
         '<script src="https://example.org/x.js"></script></main></body>'
     )
-    (tmp_path / "alone.html").write_text(f"{head}</body>")
+    (tmp_path / "alone.html").write_text(f'{head}<a id="top" href="#top">only itself</a></body>')
     wrong = "\n".join(walk(tmp_path, tmp_path))
     for fault in (
         "second.html: gone.html, there is no such page",
@@ -94,7 +94,7 @@ def test_the_walk_names_each_fault_with_its_page(tmp_path):
         "second.html: by hand",
         "second.html: error in the page: nothing is not defined",
         "second.html: asked for https://example.org/x.js, which is not on this machine",
-        "alone.html: no page leads to it",
+        "alone.html: no other page leads to it",
     ):
         assert fault in wrong, f"{fault}\n\nin\n{wrong}"
     assert "index.html: " not in wrong.replace("second.html: index.html#nowhere", ""), wrong
