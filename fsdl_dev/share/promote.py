@@ -11,7 +11,7 @@ import hashlib
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +31,8 @@ from ..policy.artifacts import artifact_checks
 from ..policy.evaluate import judge
 from ..policy.facts import PromotionFacts
 from ..policy.settings import Policy, read_policy
+from ..records.certificate.sign import can_sign, sign_file
+from ..records.certificate.statement import folder_digests, make_statement, write_certificate
 from ..records.checkpoints import Checkpoint, pick_checkpoint, verify_checkpoint
 from ..records.compare import data_digests_of
 from ..records.find import load_run
@@ -313,7 +315,11 @@ def promote(
         else:
             compared, metric, mode, value = _compare(found, chosen, holder, metric, better)
         checks = [*_state_check(found), launch_check(found), *files, *(sealed.checks if sealed else ())]
-        facts = PromotionFacts(sealed is not None, sealed is not None and sealed.recomputed)
+        facts = PromotionFacts(
+            promotion_sealed=sealed is not None,
+            promotion_recomputed=sealed is not None and sealed.recomputed,
+            promotion_signed="promotion_signed" not in policy.fields or can_sign(project.root),
+        )
         checks += [check for check in judge(policy, facts) if check.verdict != "pass"]
         checks += [data_check(found, data, holder), compared]
         if failed := [check for check in checks if check.failed]:
@@ -339,7 +345,33 @@ def promote(
             sealed={**sealed_facts(sealed)},
             **signed,
         )
-        return _append(entry, project)
+        return _append(_certified(entry, found, chosen, project), project)
+
+
+def _certified(entry: Promotion, run: Run, checkpoint: Checkpoint, project: Project) -> Promotion:
+    "Write the certificate beside the model's files, and say in the line whether it is signed."
+    folder, told = Path(project.store, entry.artifact), []
+    statement = make_statement(
+        run,
+        checkpoint,
+        folder_digests(folder),
+        "promote",
+        entry.sealed,
+        model=entry.name,
+        status=entry.status,
+        who=entry.who,
+        why=entry.why,
+        compared={"metric": entry.metric, "value": entry.value, "better": entry.mode},
+        checks=entry.checks,
+    )
+    try:
+        write_certificate(folder, statement, lambda file: told.append(sign_file(file, project.root)))
+    except OSError as error:
+        return replace(entry, checks=[*entry.checks, f"! certificate: it cannot be written: {error}"])
+    line = f"certificate: {told[0].text()}"
+    mark = "✓" if told[0].signed else "!"
+    fix = f"\n    fix: {told[0].fix}" if told[0].fix else ""
+    return replace(entry, certificate=entry.artifact, checks=[*entry.checks, f"{mark} {line}{fix}"])
 
 # %% ../../nbs/share/01_promote.ipynb #301cec6f
 def _verify(entry: Promotion, project: Project, fix: str) -> Path:
