@@ -15,7 +15,7 @@ from fsdl_dev.core.settings import find_project, open_store
 from fsdl_dev.snapshot.take import take_snapshot
 from fsdl_dev.worker.sealed.at_end import seal_run
 
-NET = '''class Net(torch.nn.Module):
+NET = """class Net(torch.nn.Module):
     "The model."
 
     def __init__(self):
@@ -24,24 +24,28 @@ NET = '''class Net(torch.nn.Module):
 
     def forward(self, x):
         return self.layer(x)
-'''
-ROWS = '''def test_rows():
+"""
+ROWS = """def test_rows():
     "The rows of the test."
     lines = Path("data/test.csv").read_text().split()
     return torch.tensor([[float(part) for part in line.split(",")] for line in lines])
-'''
-EVALUATE = '''def evaluate(model) -> dict[str, float]:
+"""
+EVALUATE = """def evaluate(model) -> dict[str, float]:
     rows = test_rows()
     said = model(rows[:, :2]).argmax(1)
-    return {"accuracy": accuracy_score(rows[:, 2].long().numpy(), said.detach().numpy())}
-'''
-IMPORTS = "from pathlib import Path\n\nimport torch\nfrom sklearn.metrics import accuracy_score\n"
+    return {"accuracy": torch.eq(said, rows[:, 2].long()).float().mean()}
+"""
+IMPORTS = "from pathlib import Path\n\nimport torch\n"
 TEST = "1,0,0\n0,1,1\n2,0,0\n0,2,1\n1,2,0\n"
 TRAIN = "1,0,0\n0,3,1\n"
 
 
 def cells(
-    imports: str = IMPORTS, rows: str = ROWS, net: str = NET, evaluate: str = EVALUATE, settings: str = "LR = 0.1\n"
+    imports: str = IMPORTS,
+    rows: str = ROWS,
+    net: str = NET,
+    evaluate: str = EVALUATE,
+    settings: str = "LR = 0.1\n",
 ) -> list[str]:
     """The code cells of the notebook."""
     exported = [f"#| export\n{imports}", f"#| export\n{settings}", f"#| export\n{net}", f"#| export\n{rows}"]
@@ -50,7 +54,14 @@ def cells(
 
 def write_notebook(path: Path, sources: list[str]) -> None:
     entries = [
-        {"cell_type": "code", "id": f"cell{at}", "source": text, "metadata": {}, "outputs": [], "execution_count": None}
+        {
+            "cell_type": "code",
+            "id": f"cell{at}",
+            "source": text,
+            "metadata": {},
+            "outputs": [],
+            "execution_count": None,
+        }
         for at, text in enumerate(sources)
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -61,7 +72,7 @@ def exported(sources: list[str]) -> str:
     """The module that nbdev makes of the cells."""
     parts = []
     for text in sources:
-        if text.startswith("#| export"):
+        if "#| export" in text:
             parts.append("\n".join(line for line in text.splitlines() if not line.startswith("#|")))
     return "\n\n".join(parts) + "\n"
 
@@ -96,17 +107,32 @@ def made_run(root: Path, good: bool = True, reported: float = 0.8, train: str = 
     snapshot = take_snapshot(project)
     launch = LaunchRecord(checks=(Check("tests", "pass", "2 notebooks"),), project=str(root))
     run = create_run_dir(store, Job("notebook", "digits", notebook="nbs/00_digits.ipynb"), launch)
-    record = {"digest": snapshot.digest, "beside": list(snapshot.beside), "inode": root.stat().st_ino, "data": []}
+    record = {
+        "digest": snapshot.digest,
+        "beside": list(snapshot.beside),
+        "inode": root.stat().st_ino,
+        "data": [],
+    }
     run.snapshot_file.write_text(json.dumps(record))
     run.logs.mkdir(exist_ok=True)
     path = run.checkpoints / "best.ckpt"
     save_model(path, good)
     log = run.writer("rank0", 0)
-    log.write(Data(name="digits", digest="d1", splits={"train": 2}, sources={"train": train} if train else None))
-    log.write(Metric(step=10, values={"accuracy": reported}))
-    told = {"metric": "accuracy", "mode": "max", "value": reported, "best": True, "bytes": path.stat().st_size}
     log.write(
-        Checkpoint(path="checkpoints/best.ckpt", step=10, sha256=file_sha256(path), cls="proj.digits:Net", **told)
+        Data(name="digits", digest="d1", splits={"train": 2}, sources={"train": train} if train else None)
+    )
+    log.write(Metric(step=10, values={"accuracy": reported}))
+    told = {
+        "metric": "accuracy",
+        "mode": "max",
+        "value": reported,
+        "best": True,
+        "bytes": path.stat().st_size,
+    }
+    log.write(
+        Checkpoint(
+            path="checkpoints/best.ckpt", step=10, sha256=file_sha256(path), cls="proj.digits:Net", **told
+        )
     )
     for name in ("queued", "starting", "running"):
         run.set_state(run.writer("worker"), name, "by hand")
@@ -117,10 +143,12 @@ def placement(root: Path) -> Placement:
     return Placement(project=str(root), store=str(open_store(find_project(root))))
 
 
-def end(run: RunDir, root: Path, environment: dict[str, str] | None = None, state: str = "succeeded") -> RunDir:
+def end(
+    run: RunDir, root: Path, environment: dict[str, str] | None = None, state: str = "succeeded"
+) -> RunDir:
     """What the worker does at the end: the sealed cells, then the final state."""
     writer = run.writer("worker")
-    seal_run(run, writer, placement(root), dict(environment or os.environ), 120.0, lambda: False)
+    seal_run(run, writer, placement(root), dict(environment or os.environ), 600.0, lambda: False)
     run.set_state(writer, state, "by hand")
     return run
 

@@ -30,7 +30,7 @@ from fsdl_dev.records.certificate.statement import (
 from ..table import Answer
 
 # %% ../../../nbs/records/certificate/02_verify.ipynb #e9aba6f1
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Verified(Answer):
     "What a certificate says, and whether the folder is as it says."
 
