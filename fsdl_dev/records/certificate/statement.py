@@ -91,20 +91,18 @@ def _kind_of(digest: str) -> str:
     return "sha256" if is_sha else "fsdl"
 
 # %% ../../../nbs/records/certificate/00_statement.ipynb #e2a9e7dd
-def _moment(t: float | None) -> dict[str, str]:
-    return (
-        {"at": datetime.fromtimestamp(t, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")}
-        if t
-        else {}
-    )
+def _moment(t: float | None) -> str:
+    "Unix seconds as the predicate has a time; empty where it is not known."
+    return datetime.fromtimestamp(t, UTC).isoformat(timespec="seconds").replace("+00:00", "Z") if t else ""
 
 
 def _metadata(run: Any) -> dict[str, str]:
-    began = run.known.life.times.get("running") or run.known.life.times.get("starting")
-    ended = run.known.life.ended or run.known.life.times.get(run.known.state or "")
-    found = {"invocationId": run.id}
-    found |= {"startedOn": moment["at"] for moment in [_moment(began)] if moment}
-    return found | {"finishedOn": moment["at"] for moment in [_moment(ended)] if moment}
+    "Which run, and from when to when."
+    life = run.known.life
+    began = life.times.get("running") or life.times.get("starting")
+    ended = life.ended or life.times.get(run.known.state or "")
+    found = {"invocationId": run.id, "startedOn": _moment(began), "finishedOn": _moment(ended)}
+    return {name: value for name, value in found.items() if value}
 
 
 def _cost(run: Any) -> dict[str, Any]:
