@@ -39,6 +39,7 @@ _WHERE = {
     "promotions": "share.promote",
     "share_run": "cards.share_page",
     "load_model": "share.promote",
+    "verify": "records.certificate.verify",
     "targets": "api",
     "consent": "api",
     "Run": "api",
@@ -83,6 +84,7 @@ if TYPE_CHECKING:
     from fsdl_dev.share.mirror import mirror
     from fsdl_dev.share.promote import load_model, promote, promotions, rollback
     from fsdl_dev.api import Run, check, consent, launch, load_run, plan, runs, targets
+    from fsdl_dev.records.certificate.verify import verify
     from fsdl_dev.records.compare import compare
     from fsdl_dev.records.diff import diff
     from fsdl_dev.records.find import lineage

@@ -61,6 +61,7 @@ GUIDES = {
         "tutorials/notebooks_in_git",
         "tutorials/repeat_a_run",
         "tutorials/promote",
+        "tutorials/what_a_certificate_proves",
         "tutorials/platform_owner",
         "tutorials/rules_of_a_team",
         "tutorials/slurm_enforces",

@@ -97,7 +97,7 @@ SECTIONS = {
     "Debug": ("shell", "profile"),
     "Records": ("compare", "diff", "lineage", "reproduce", "package", "pictures"),
     "Money": ("costs", "budgets", "capacity"),
-    "Pass it on": ("promote", "rollback", "models", "export", "mirror", "share"),
+    "Pass it on": ("promote", "rollback", "models", "export", "verify", "mirror", "share"),
     "Projects": ("new", "init", "adopt", "git-setup", "numbers"),
     "This machine and others": ("doctor", "env", "targets", "completion"),
     "For agents": ("help", "skill", "mcp"),

@@ -48,6 +48,7 @@ from ..snapshot.snapshot import Snapshot
 from ..snapshot.take import take_snapshot
 from ..worker.job.run_job import other_interpreter
 from ..worker.observe import last_checkpoint, require_checkpoint
+from ..worker.sealed.measure import present_program
 
 # %% ../../nbs/launcher/06_gates.ipynb #738a5f10
 def _the_target(launch: Launch) -> Target:
@@ -159,6 +160,20 @@ def _fill_tags(launch: Launch) -> list[Check]:
 
 def _no_secret_in_files(launch: Launch) -> list[Check]:
     return secrets_gate(launch.project, progress=replaced(launch.say), imports=launch.imports)
+
+
+def _sealed_cells_are_clear(launch: Launch) -> list[Check]:
+    try:
+        program = present_program(launch.project)
+    except FsdlError as error:
+        return [Check("sealed", "fail", error.what, error.where, error.fix)]
+    if program is None:
+        raise NotAsked("no cell is marked #| sealed")
+    return [
+        Check(
+            "sealed", "pass", f"{program.entry[1]} of {program.notebook} measures the checkpoint at the end"
+        )
+    ]
 
 
 def _look_at_history(launch: Launch) -> list[Check]:
@@ -409,6 +424,10 @@ GATES = (
     Gate("data", "project", "The data that are named exist; their digests are kept.", _read_data),
     Gate("tags", "project", "The tags that the project requires are there, and their values are allowed.", _fill_tags),
     Gate("secrets", "project", "No file that travels with the run has a secret in it.", _no_secret_in_files),
+    Gate(
+        "sealed", "project", "The sealed cells can be collected, and one function gets the model.",
+        _sealed_cells_are_clear,
+    ),
     Gate("test mode", "target", "A test launches on a target that is made for tests only.", _not_from_a_test),
     Gate(
         "header", "target", "The job has the packages that its script names in a header, or can have them.",

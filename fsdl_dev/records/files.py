@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import Any, NoReturn
 
+from ..checks.fields import fill_tags
 from ..core.check import refuse_on_failure
 from ..core.errors import FsdlError, did_you_mean
 from ..core.event_kinds import Artifact
@@ -157,9 +158,20 @@ def export_run(
         raise
     path, digest = os.path.relpath(place, run.path), file_sha256(place / MANIFEST)
     files = {name: entry["sha256"] for name, entry in made.files.items()}
+    _certify(run, saved, place, {**files, MANIFEST: digest}, to)
     event = Artifact(name=to, path=path, checkpoint=saved.name, bytes=made.bytes, sha256=digest, files=files)
     run.record(event)
     return place, made
+
+
+def _certify(run, checkpoint: Checkpoint, folder: Path, files: dict[str, str], to: str) -> None:
+    "Write the certificate of an export beside it."
+    from fsdl_dev.records.certificate.sign import sign_file
+    from fsdl_dev.records.certificate.statement import make_statement, write_certificate
+
+    who = fill_tags(run.project, {})["owner"]
+    statement = make_statement(run, checkpoint, files, "export", who=who, format=to)
+    write_certificate(folder, statement, lambda file: sign_file(file, run.project.root))
 
 
 def _which_one(which: str | int | Path, checkpoint: Checkpoint, view: RunView) -> str:

@@ -52,6 +52,7 @@ COMMANDS = (
     "rollback",
     "models",
     "export",
+    "verify",
     "mirror",
     "share",
     "new",
