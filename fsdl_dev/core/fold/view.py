@@ -156,7 +156,7 @@ for _name, _part in get_type_hints(RunView).items():
 
 # %% ../../../nbs/core/fold/04_view.ipynb #229d1d77
 # Of all that is derived from events: kept views, summaries of runs, the index. Raise it where a fold or a part changes.
-FOLD_VERSION = 16
+FOLD_VERSION = 17
 _KEPT = "view.json"  # in the run directory
 
 

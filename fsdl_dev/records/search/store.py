@@ -550,7 +550,8 @@ class RunStore:
             _index_spending(index, group)
             text = (
                 f"SELECT {group}, state, failure, currency, count(*), total(cost), total(slot_hours) FROM runs"
-                f" WHERE ({sql}) AND NOT search GROUP BY state, failure, currency, 1"
+                f" WHERE ({sql}) AND NOT search AND {names.column('tag.imported')} IS NULL"
+                " GROUP BY state, failure, currency, 1"
             )
             found = index.execute(text, values).fetchall()
             return [
@@ -567,7 +568,8 @@ class RunStore:
         "How the runs since a moment used their devices, oldest first."
         fixed = "id, state, target, name, kind, json_extract(row, '$.tags.owner'), seconds, slot_hours"
         text = f"SELECT {fixed}, json_extract(row, '$.use') FROM runs JOIN rows USING (id)"
-        text += " WHERE (created >= ? OR final = 0) AND NOT search AND state <> ? ORDER BY id"
+        text += " WHERE (created >= ? OR final = 0) AND NOT search AND state <> ?"
+        text += " AND json_extract(row, '$.tags.imported') IS NULL ORDER BY id"
         values = (since, UNREADABLE)
         rows = self._ask(verify, lambda index: index.execute(text, values).fetchall())
         return [RunUse.from_row(row[:-1], row[-1]) for row in rows]
