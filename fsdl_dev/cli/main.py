@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
+from .project.importing import import_old
 
 import fsdl_dev
 from ..agreement.export import read_notebooks
@@ -514,6 +515,7 @@ main.add_command(rm)
 main.add_command(gc)
 main.add_command(new)
 main.add_command(adopt)
+main.add_command(import_old)
 main.add_command(numbers)
 for _command in (
     compare_runs,

@@ -57,6 +57,7 @@ COMMANDS = (
     "new",
     "init",
     "adopt",
+    "import",
     "git-setup",
     "numbers",
     "doctor",
