@@ -21,7 +21,7 @@ import pandas as pd
 from ..core.errors import FsdlError, did_you_mean
 from ..core.metrics import metric_mode
 from ..core.states import ENDED, FINAL
-from .source import OldRun, Point, as_metric, unreadable
+from .source import OldRun, Point, as_metric, broken, unreadable
 
 # %% ../../nbs/importers/04_csv.ipynb #cb1157a7
 ROLES = {
@@ -243,19 +243,38 @@ def find_runs(
     "The runs of the tables at a path."
     found: list[OldRun] = []
     for file in _files(path):
-        table = read_table(file)
-        if chart := _chart_columns(table.frame):
-            runs = _chart_runs(file, table, chart)
-            told = f"a chart of W&B with {len(runs)} runs"
-        else:
-            columns = understand(table.frame, given, file.name)
-            runs = _table_runs(file, table, columns)
-            row = "step" if has_steps(table.frame, given or {}) else "run"
-            told = f"a row is a {row}; {', '.join(map(str, columns))}"
-        if say:
-            say("\n".join([f"{file.name}: {told}", *table.notes]))
-        found += runs
+        try:
+            found += _runs_of_file(file, say, given)
+        except FsdlError as error:
+            if path.is_file():
+                raise
+            found.append(broken("csv", file, error))
     return found
+
+
+_MOST = 10_000  # runs of one table
+
+
+def _runs_of_file(
+    file: Path, say: Callable[[str], None] | None, given: Mapping[str, str] | None
+) -> list[OldRun]:
+    table = read_table(file)
+    if chart := _chart_columns(table.frame):
+        runs = _chart_runs(file, table, chart)
+        told = f"a chart of W&B with {len(runs)} runs"
+    else:
+        columns, steps = understand(table.frame, given, file.name), has_steps(table.frame, given or {})
+        if not steps and len(table.frame) > _MOST:
+            what = (
+                f"{file.name} has {len(table.frame):,} rows and no column of steps: each row would be a run."
+            )
+            fix = f"fsdl import csv {file} --column NAME=step, or a table of at most {_MOST:,} runs"
+            raise FsdlError(what, where=str(file), fix=fix)
+        runs = _table_runs(file, table, columns)
+        told = f"a row is a {'step' if steps else 'run'}; {', '.join(map(str, columns))}"
+    if say:
+        say("\n".join([f"{file.name}: {told}", *table.notes]))
+    return runs
 
 
 def _chart_columns(frame: pd.DataFrame) -> dict[str, re.Match]:
@@ -315,7 +334,8 @@ def _old_run(file: Path, name: str, rows: pd.DataFrame, columns: list[Column], t
     digest = hashlib.sha256(pd.util.hash_pandas_object(rows, index=False).to_numpy().tobytes()).hexdigest()
     mark = f"{len(rows)} rows {digest} {', '.join(map(str, columns))}"
     reader = _reader(rows, columns, table.nans)
-    run = OldRun("csv", f"{file.absolute()}:{name}", file, mark, reader, name=name, notes=list(table.notes))
+    about: dict[str, Any] = {"size": len(rows), "name": name, "notes": list(table.notes)}
+    run = OldRun("csv", f"{file.absolute()}:{name}", file, mark, reader, **about)
     roles: dict[str, list[Column]] = {}
     for column in columns:
         roles.setdefault(column.role, []).append(column)

@@ -19,7 +19,7 @@ import yaml
 from ..core.errors import FsdlError
 from ..core.job import parse_value
 from ..core.states import ENDED
-from .source import OldRun, Point, unreadable
+from .source import OldRun, Point, broken, unreadable
 
 # %% ../../nbs/importers/02_mlflow.ipynb #cb121492
 _STATES = {"FINISHED": "succeeded", "FAILED": "failed", "KILLED": "cancelled"}
@@ -95,7 +95,13 @@ def looks_like(path: Path) -> str:
 def find_runs(path: Path, say: Callable[[str], None] | None = None) -> list[OldRun]:
     "The runs at a path that were not deleted. Raises FsdlError for a store of a newer MLflow."
     found = [run for store in _stores(path) for run in _runs_of_store(store)]
-    return found + [run for folder in _folders(path) if (run := _run_of_folder(folder))]
+    for folder in _folders(path):
+        try:
+            run = _run_of_folder(folder)
+        except FsdlError as error:
+            run = broken("mlflow", folder, error)
+        found += [run] if run else []
+    return found
 
 # %% ../../nbs/importers/02_mlflow.ipynb #6d6d6fa9
 _OWN = "mlflow."
@@ -155,7 +161,7 @@ def _runs_of_store(file: Path) -> list[OldRun]:
         count, last = points.get(run_id, (0, 0))
         own = (params.get(run_id, {}), tags.get(run_id, {}))
         mark = f"{count} {last} {row['status']} {row['end_time']} {len(own[0])} {len(own[1])}"
-        run = OldRun("mlflow", run_id, file, mark, _read_store)
+        run = OldRun("mlflow", run_id, file, mark, _read_store, count)
         _describe(run, row, *own)
         if data.get(run_id):
             run.tags.setdefault("dataset", data[run_id])
@@ -223,9 +229,8 @@ def _run_of_folder(folder: Path) -> OldRun | None:
     files = [
         file for file in folder.rglob("*") if file.is_file() and not file.is_relative_to(folder / "artifacts")
     ]
-    run = OldRun(
-        "mlflow", run_id, folder, f"{sum(file.stat().st_size for file in files)} bytes", _read_folder
-    )
+    size = sum(file.stat().st_size for file in files)
+    run = OldRun("mlflow", run_id, folder, f"{size} bytes", _read_folder, size)
     experiment = _yaml(folder.parent / "meta.yaml").get("name")
     _describe(
         run, {**about, "experiment": experiment}, _files_of(folder / "params"), _files_of(folder / "tags")

@@ -89,7 +89,7 @@ def _require_tensorboard(path: Path) -> None:
 def _old_run(home: Path, files: list[tuple[Path, str]], path: Path) -> OldRun:
     first = min((file for file, _ in files), key=lambda file: file.name)
     size = sum(file.stat().st_size for file, _ in files)
-    run = OldRun("tensorboard", first.name, home, f"{size} bytes", _reader(files))
+    run = OldRun("tensorboard", first.name, home, f"{size} bytes", _reader(files), size)
     within = home.relative_to(path).as_posix() if home != path and home.is_relative_to(path) else "."
     run.name = home.name if within == "." else within
     run.reason = "TensorBoard does not say how a run ended"

@@ -38,7 +38,7 @@ def find_runs(path: Path, say: Callable[[str], None] | None = None) -> list[OldR
 
 def _old_run(file: Path) -> OldRun:
     run_id, size = file.stem.removeprefix("run-"), file.stat().st_size
-    run = OldRun("wandb", run_id, file, f"{size} bytes", _read, name=run_id)
+    run = OldRun("wandb", run_id, file, f"{size} bytes", _read, size, name=run_id)
     log = file.parent / "files" / "output.log"
     run.log = log if log.is_file() else None
     return run

@@ -101,6 +101,7 @@ class _Known:
 
     run_id: str
     mark: str
+    size: int
     tags: Mapping[str, str]  # that were given with --tag
 
 
@@ -110,7 +111,9 @@ def _known_runs(store: Path) -> dict[tuple[str, str], _Known]:
     for run_id in list_run_ids(store):
         with suppress(OSError, ValueError, KeyError, TypeError):
             kept = json.loads((store / "runs" / run_id / _FILE).read_bytes())
-            found[kept["tracker"], kept["id"]] = _Known(run_id, kept["mark"], dict(kept["tags"]))
+            found[kept["tracker"], kept["id"]] = _Known(
+                run_id, kept["mark"], kept["size"], dict(kept["tags"])
+            )
     return found
 
 
@@ -191,7 +194,7 @@ def _write_events(
         end = min(max(old.ended or began, began), now)
         if old.began:
             events.write(State(t=began, state="running", reason=f"imported from {_TRACKERS[old.tracker]}"))
-        events.write(Tracker(t=end, name=old.tracker, path=str(old.path), url=old.url or None))
+        events.write(Tracker(t=end, name=old.tracker, path=str(old.path.absolute()), url=old.url or None))
         for text in (*old.notes, *_counts(old, events), _unknown(old)):
             events.write(Note(t=end, level="info", text=text))
         events.write(State(t=end, state=old.state, reason=old.reason or "imported"))
@@ -308,7 +311,7 @@ class _Import:
     def take(self, old: OldRun, step: Callable[[int], None]) -> ImportedRun:
         "Import one run, or what is new of it."
         known = self.known.get((old.tracker, old.id))
-        if known and known.mark == old.mark:
+        if known and (known.mark == old.mark or old.size < known.size):  # the same, or an earlier copy
             return ImportedRun("known", old.name, old.id, known.run_id)
         tags = known.tags if known else self.tags
         with self.workplace() as folder:
@@ -320,7 +323,7 @@ class _Import:
             run_id = known.run_id if known else _run_id(began, _new_words(old.name, self.taken))
             if not self.dry_run:
                 self.put(folder, run_id, old, tags, bool(known))
-        self.known[old.tracker, old.id] = _Known(run_id, old.mark, tags)
+        self.known[old.tracker, old.id] = _Known(run_id, old.mark, old.size, tags)
         seen = (events.came, events.kept, tuple(events.metrics), tuple(old.params))
         return ImportedRun("grown" if known else "new", old.name, old.id, run_id, old.state, old.began, *seen)
 
@@ -344,7 +347,7 @@ class _Import:
     def put(self, folder: Path, run_id: str, old: OldRun, tags: Mapping[str, str], known: bool) -> None:
         "Give a run its place: as a new directory, or into the one that it has. The mark is written last."
         run = RunDir(self.store / "runs" / run_id)
-        kept = {"tracker": old.tracker, "id": old.id, "mark": old.mark, "tags": dict(tags)}
+        kept = {"tracker": old.tracker, "id": old.id, "mark": old.mark, "size": old.size, "tags": dict(tags)}
         if not known:
             _copy_log(old, RunDir(folder))
             write_json(folder / _FILE, kept)
@@ -405,7 +408,7 @@ class Imports(Answer):
         return "\n".join([*lines, f"Runs: {counts}.", f'See them: fsdl runs "imported = {self.kind}"'])
 
     def to_dict(self) -> dict[str, Any]:
-        found = [plain(asdict(run)) for run in self.runs]
+        found = [plain({"words": run.words, **asdict(run)}) for run in self.runs]
         return {"kind": self.kind, "path": self.path, "dry_run": self.dry_run, "runs": found}
 
     def _repr_html_(self) -> str:
@@ -437,7 +440,8 @@ def import_runs(
     "Make the runs that another tracker recorded runs of this project. The same again adds nothing."
     path, project = Path(path).expanduser(), find_project(folder)
     old = find_old_runs(kind, path, say, columns)
-    old = sorted(old, key=lambda run: run.began or 0.0)
+    # of two copies of one run, the larger first; then by their times, as far as they are known before the reading
+    old = sorted(old, key=lambda run: (run.began or 0.0, run.id, -run.size))
     if dry_run:
         found = _Import(project, tags or {}, say, True).take_all(old)
         return Imports(kind, str(path), found, True)

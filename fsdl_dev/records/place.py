@@ -155,8 +155,8 @@ class RunPlace:
         "The snapshot of the run; its content is copied from the target when it is needed."
         store = self.dir.path.parent.parent
         if found := self.job.launch.imported:
-            what = f"{run_words(self.dir.id)} was imported ({found.get('tracker')}): no snapshot of its code was "
-            what += "taken, so it can be compared, and not run again."
+            what = f"The run was imported ({found.get('tracker')}): its code, environment and data are not known, "
+            what += "so it cannot be run again."
             fix = "launch its code here, then: fsdl compare"
             raise FsdlError(what, where=str(self.dir.path), fix=fix, exit_code=3, code="imported")
         if not self.dir.snapshot_file.exists():

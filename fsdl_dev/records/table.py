@@ -215,7 +215,8 @@ def run_row(run_id: str, job: JobRecord, view: RunView) -> RunRow:
     charged = view.cost.accounting
     own |= {"seconds": view.life.elapsed(), "slot_hours": view.slot_hours}
     if job.launch.imported:  # what is not known is no zero
-        own |= {"kind": "", "slot_hours": None, "seconds": own["seconds"] if view.life.began else None}
+        own |= {"kind": "", "failure": "", "slot_hours": None}
+        own |= {"seconds": own["seconds"] if view.life.began else None}
     own |= {"cost": charged.cost, "currency": charged.currency, "costs": dict(charged.costs or {})}
     own |= {"step": view.progress.step, "total": view.progress.total}
     waits = view.life.wait.reason if view.life.wait and view.state == "queued" else ""
@@ -415,9 +416,7 @@ def _flat(row: RunRow) -> dict[str, Any]:
     "All that is known of a run, a name for each value."
     best = row.best or (None,)
     own = {"run": row.words, "best_metric": best[0]}
-    names = (
-        "id state reason failure created seconds kind name target notebook best step slot_hours cost currency"
-    )
+    names = "id state reason failure created seconds kind name project target notebook best step slot_hours cost currency"
     own |= {name: row.value(name) for name in names.split()}
     if row.costs:
         own["costs"] = say_money(row.money)
@@ -433,11 +432,16 @@ class RunTable(list[RunRow]):
 
     columns: dict[str, str] = {}  # noqa: RUF012  shown instead of the usual ones: as it was asked for -> full name
     note = ""  # what is to be known of the answer
+    with_project = False  # whether a column says the project of each run
 
     def _lines(self, most: int | None = None, now: float | None = None) -> list[tuple[str, ...]]:
         "The head and each row as texts, as of a moment in unix seconds."
         if not self.columns:
-            return [_HEAD, *(tuple(_cells(row, now)) for row in self[:most])]
+            lines = [list(_HEAD), *(_cells(row, now) for row in self[:most])]
+            if self.with_project:
+                for line, project in zip(lines, ("project", *(row.project for row in self[:most]))):
+                    line.insert(2, printable(project))
+            return [tuple(line) for line in lines]
         names = self.columns.values()
         own = (
             (row.words, f"{row.state or 'new'}{_away(row)}", *(_shown(row, name) for name in names))

@@ -380,6 +380,7 @@ class RunStore:
         say: Callable[[str], None] | None = None,  # told how far a long reading is
     ):
         self.store, self.say = Path(store), say
+        self.stores: tuple[Path, ...] = (self.store,)
         self.file = self.store / "runs.sqlite"
 
     # ---- catching up
@@ -458,6 +459,12 @@ class RunStore:
 
     # ---- asking
 
+    def rows(self, verify: bool | str) -> list[dict]:
+        "What the index has of each run, as `index_entry` takes it, without links."
+        text = "SELECT row, state, reason FROM rows JOIN runs USING (id)"
+        found = self._ask(verify, lambda index: index.execute(text).fetchall())
+        return [{**json.loads(row), "state": state, "reason": reason} for row, state, reason in found]
+
     def names(self) -> list[str]:
         "The parameters, tags and metrics of all runs: param.lr, tag.owner, metric.val/acc."
         read = lambda index: index.execute("SELECT name FROM names ORDER BY name").fetchall()
@@ -502,7 +509,8 @@ class RunStore:
             return table
 
         table = self._ask(verify, read)
-        table.note = "\n".join(filter(None, (table.note, *_mark_away(table, self.store))))
+        away = [line for store in self.stores for line in _mark_away(table, store)]
+        table.note = "\n".join(filter(None, (table.note, *away)))
         return table
 
     def group(
