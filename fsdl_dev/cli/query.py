@@ -63,9 +63,8 @@ def runs_answer(
     **filters,  # sort, state, tag and on, as `records.find.runs` takes them
 ) -> Any:  # the runs as a table, or a text to print
     "What was asked about runs."
-    from fsdl_dev.records.search.projects import AllStores
-
     from fsdl_dev.records.find import runs
+    from fsdl_dev.records.search.projects import AllStores
     from fsdl_dev.records.search.store import RunStore
     from fsdl_dev.records.table import groups_text
 

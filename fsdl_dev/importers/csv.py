@@ -340,7 +340,7 @@ def _old_run(file: Path, name: str, rows: pd.DataFrame, columns: list[Column], t
     for column in columns:
         roles.setdefault(column.role, []).append(column)
     first = rows.iloc[-1]
-    value = lambda role: first[roles[role][0].name] if role in roles else None
+    value = lambda role: _plain(first[roles[role][0].name]) if role in roles else None
     run.params = {
         one.target: _plain(first[one.name]) for one in roles.get("param", ()) if _is_known(first[one.name])
     }

@@ -177,8 +177,8 @@ class _Events:
 
 def _unknown(old: OldRun) -> str:
     "What is not known of a run, in a sentence."
-    times = "" if old.began else ", when it began and how long it took"
-    return f"Not known: its code, environment and cost{times}."
+    times = "" if old.began else " and time"
+    return f"Not known: its code, environment, cost{times}."
 
 
 def _write_events(
@@ -192,7 +192,7 @@ def _write_events(
         events.write_points(old.points(), lambda: old.began or stand_in, step)
         began = min(old.began or stand_in, now)
         end = min(max(old.ended or began, began), now)
-        if old.began:
+        if old.began and end > began:  # else it is not known how long it took
             events.write(State(t=began, state="running", reason=f"imported from {_TRACKERS[old.tracker]}"))
         events.write(Tracker(t=end, name=old.tracker, path=str(old.path.absolute()), url=old.url or None))
         for text in (*old.notes, *_counts(old, events), _unknown(old)):

@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 
-from .search.projects import AllStores
-
 from ..core.check import Check
 from ..core.errors import FsdlError
 from ..core.job import Job, job_params, split_record
@@ -30,6 +28,7 @@ from ..engines.race import ensure_umpire, winner_of
 from ..engines.target import get_target, named_targets
 from .lineage import Lineage, Trace, model_links
 from .run import Run, open_run
+from .search.projects import AllStores
 from .search.store import RunStore
 from .table import RunRow, RunTable, job_key
 from ..snapshot.blobs import read_blob

@@ -416,7 +416,8 @@ def _flat(row: RunRow) -> dict[str, Any]:
     "All that is known of a run, a name for each value."
     best = row.best or (None,)
     own = {"run": row.words, "best_metric": best[0]}
-    names = "id state reason failure created seconds kind name project target notebook best step slot_hours cost currency"
+    names = "id state reason failure created seconds kind name project target notebook"
+    names += " best step slot_hours cost currency"
     own |= {name: row.value(name) for name in names.split()}
     if row.costs:
         own["costs"] = say_money(row.money)
