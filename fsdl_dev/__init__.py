@@ -28,6 +28,7 @@ _WHERE = {
     "plan": "api",
     "runs": "api",
     "load_run": "api",
+    "import_runs": "importers.write",
     "compare": "records.compare",
     "diff": "records.diff",
     "reproduce": "share.reproduce",
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from fsdl_dev.share.promote import load_model, promote, promotions, rollback
     from fsdl_dev.api import Run, check, consent, launch, load_run, plan, runs, targets
     from fsdl_dev.records.certificate.verify import verify
+    from fsdl_dev.importers.write import import_runs
     from fsdl_dev.records.compare import compare
     from fsdl_dev.records.diff import diff
     from fsdl_dev.records.find import lineage

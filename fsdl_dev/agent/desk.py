@@ -402,7 +402,8 @@ def _row_dict(row: RunRow) -> dict[str, Any]:
         "best": row.best and list(row.best),
         "failure": row.failure,
     }
-    return filled(told | {"seconds": round(row.seconds, 1), "cost": " + ".join(map(str, row.money))})
+    took = None if row.seconds is None else round(row.seconds, 1)
+    return filled(told | {"seconds": took, "cost": " + ".join(map(str, row.money))})
 
 
 def _show_again(run: Run) -> dict[str, Any]:

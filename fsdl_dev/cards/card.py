@@ -325,7 +325,7 @@ def make_card(
 # %% ../../nbs/cards/01_card.ipynb #ffb9c829
 _STEPS = {"done": "✔", "now": "●", "next": "○", "failed": "✘"}
 _MARKS = dict(queued="○", starting="◌", running="●", stopping="◍", succeeded="✔", failed="✘")
-_MARKS |= dict(cancelled="■", lost="?")
+_MARKS |= dict(cancelled="■", lost="?", ended="□")
 
 
 def _step_text(step) -> str:

@@ -98,7 +98,7 @@ SECTIONS = {
     "Records": ("compare", "diff", "lineage", "reproduce", "package", "pictures"),
     "Money": ("costs", "budgets", "capacity"),
     "Pass it on": ("promote", "rollback", "models", "export", "verify", "mirror", "share"),
-    "Projects": ("new", "init", "adopt", "git-setup", "numbers"),
+    "Projects": ("new", "init", "adopt", "import", "git-setup", "numbers"),
     "This machine and others": ("doctor", "env", "targets", "completion"),
     "For agents": ("help", "skill", "mcp"),
 }

@@ -45,6 +45,7 @@ from fsdl_dev.cli.options import (
 )
 from .plan import list_gpus, plan_model
 from .project.adopt import adopt
+from .project.importing import import_old
 from .project.new import new
 from .project.numbers import numbers
 from .query import complete_names
@@ -370,6 +371,7 @@ def _watch_checks(what: str | None, args, cell: str | None, asked: dict) -> None
 @click.option("--tag", metavar="NAME[=VALUE]", help="Only runs with this tag.")
 @on_option("Only runs of this target; also those in its storage that were launched from another machine.")
 @click.option("--limit", "-n", type=int, default=20, show_default=True, help="How many at most; -1: all.")
+@click.option("--all-projects", is_flag=True, help="Of all your projects on this machine, not only this one.")
 @click.option("--names", is_flag=True, help="List the names that a condition can have.")
 @click.option("--reindex", is_flag=True, help="Read every run again, into a new index.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
@@ -382,6 +384,7 @@ def runs(watch, **asked):
     fsdl runs "val/acc > 0.9 and lr < 1e-3 and since = 7d" --sort val/acc
     fsdl runs "owner = ada and task in (digits, text)" --columns lr,val/acc
     fsdl runs "state = failed and failure = oom" --csv
+    fsdl runs "pipeline ~ airflow or project = digits" --all-projects
 
     Also !=, ~ (contains, or a pattern with *), until, param.lr, tag.lr, metric.lr. A metric's name means its best
     value, metric.val/acc its last one, sealed.acc what sealed cells measured. In a shell a condition stands in
@@ -515,6 +518,7 @@ main.add_command(rm)
 main.add_command(gc)
 main.add_command(new)
 main.add_command(adopt)
+main.add_command(import_old)
 main.add_command(numbers)
 for _command in (
     compare_runs,

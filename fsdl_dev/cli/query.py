@@ -59,20 +59,22 @@ def runs_answer(
     as_csv: bool = False,
     as_json: bool = False,
     limit: int = 20,  # -1: all
+    all_projects: bool = False,  # of every store that this user has worked with
     **filters,  # sort, state, tag and on, as `records.find.runs` takes them
 ) -> Any:  # the runs as a table, or a text to print
     "What was asked about runs."
     from fsdl_dev.records.find import runs
+    from fsdl_dev.records.search.projects import AllStores
     from fsdl_dev.records.search.store import RunStore
     from fsdl_dev.records.table import groups_text
 
     project = find_project()
-    if not filters.get("on"):  # a target's storage has runs of other machines
+    if not filters.get("on") and not all_projects:  # a target's storage has runs of other machines
         require_runs(project)
-    store = RunStore(project.store, say)
+    store = AllStores(project.store, say) if all_projects else RunStore(project.store, say)
     chosen = [name.strip() for name in (columns or "").split(",") if name.strip()]
     if reindex:
-        count = store.reindex()
+        count = RunStore(project.store, say).reindex()
         if say:
             say(f"{count:,} runs were read into {store.file}")
     if names:
@@ -81,7 +83,14 @@ def runs_answer(
     if group:
         groups = store.group(group, chosen, where)
         return json_text(plain(groups)) if as_json else groups_text(groups)
-    table = runs(where, columns=chosen, limit=None if limit < 0 else limit, say=say, **filters)
+    table = runs(
+        where,
+        columns=chosen,
+        limit=None if limit < 0 else limit,
+        say=say,
+        all_projects=all_projects,
+        **filters,
+    )
     if as_json:
         return json_text(plain(table.to_dicts()))
     return table.to_csv().rstrip() if as_csv else table

@@ -279,6 +279,7 @@ class Data(Event):
     digest: str | None = null(default=None)  # of all that was read; null: too dear to compute
     splits: Mapping[str, int] | None = None  # train, val ... -> samples
     sources: Mapping[str, str] | None = None  # split -> where it is from
+    feature_view: str | None = None  # of a feature store, with its version
 
 
 class Trial(Event):

@@ -156,6 +156,9 @@ class LaunchRecord:
     budgets: tuple[dict[str, Any], ...] = ()  # what it draws on, as `money.ledger` writes it
     on_limit: str = ""  # a command that is run at 50, 80 and 100 % of a limit
     on_end: str = ""  # a command that is run once the run has ended
+    pipeline: dict[str, str] = field(default_factory=dict)  # that launched it: system, name, run, job, url
+    # of a run that another tracker recorded: tracker, id, path, url, program; {}: it was launched
+    imported: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         "The launch as JSON can hold it."
@@ -183,7 +186,7 @@ def _looks_like_search(record: Mapping[str, Any]) -> bool:
     return record.get("function") == "control" and {"each", "best", "search"} <= {*params}
 
 
-_TABLES = ("params", "tags", "resources", "target_fields", "left_out")
+_TABLES = ("params", "tags", "resources", "target_fields", "left_out", "pipeline", "imported")
 
 
 def split_record(

@@ -158,7 +158,11 @@ class Thinning:
     lowest and highest value before the next point, so that the best one is known exactly.
     """
 
-    def __init__(self):
+    def __init__(
+        self,
+        sets: int = _METRICS,  # of metrics, at most
+    ):
+        self.sets = sets
         self.counts: dict[tuple[str, ...], int] = {}  # names of the metrics -> points that came
         self.came = 0  # of all
         # what is left out so far, with its number among all that came
@@ -172,7 +176,7 @@ class Thinning:
     def take(self, found: Found) -> list[Found]:
         "The points to write, now that this one came, oldest first; none where it is left out."
         names = tuple(found.values)
-        if names not in self.counts and len(self.counts) >= _METRICS:
+        if names not in self.counts and len(self.counts) >= self.sets:
             return []
         self.came += 1
         self.counts[names] = count = self.counts.get(names, 0) + 1
@@ -207,9 +211,9 @@ class Thinning:
 
     def notes(self) -> Iterator[str]:
         "The notes for the card, each once."
-        if len(self.counts) >= _METRICS and "metrics" not in self.told:
+        if len(self.counts) >= self.sets and "metrics" not in self.told:
             self.told.add("metrics")
-            yield f"{_METRICS} different metrics were printed; new ones are left out from here on"
+            yield f"{self.sets} different metrics were printed; new ones are left out from here on"
         flood = next((names for names, count in self.counts.items() if count > _POINTS), None)
         if flood and "points" not in self.told:
             self.told.add("points")

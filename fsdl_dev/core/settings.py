@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['PER_NODE', 'Project', 'find_project', 'SavePolicy', 'read_save_policy', 'own_command', 'nbdev_requirements',
-           'require_nbdev', 'require_runs', 'open_store', 'user_state']
+           'require_nbdev', 'require_runs', 'remember_store', 'known_stores', 'open_store', 'user_state']
 
 # %% ../../nbs/core/02_settings.ipynb #f6c60b21
 import configparser
+import hashlib
 import math
 import os
 import shutil
@@ -272,6 +273,28 @@ def _share(store: Path, group: str) -> None:
         raise FsdlError(what, where=where, fix="group = one of those that `id -Gn` prints") from error
 
 
+def remember_store(store: Path) -> None:
+    "Keep where a store is, for questions about all projects of this user on this machine."
+    with suppress(OSError, FsdlError):
+        folder = user_state() / "stores"
+        link = folder / hashlib.sha256(os.fsencode(store)).hexdigest()[:16]
+        if not link.is_symlink():
+            folder.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(store)
+
+
+def known_stores() -> list[Path]:
+    "The stores that this user has worked with, as far as they are there: what is kept of others is removed."
+    found = []
+    with suppress(OSError, FsdlError):
+        for link in sorted((user_state() / "stores").iterdir()):
+            if (link / "runs").is_dir():
+                found.append(link.resolve())
+            elif not link.exists():
+                link.unlink(missing_ok=True)
+    return found
+
+
 def open_store(project: Project) -> Path:
     "The project's store, made if need be: its owner's alone (700), or that of the `group` in the settings (2770)."
     store = project.store
@@ -288,6 +311,7 @@ def open_store(project: Project) -> Path:
         if not (store / ".gitignore").exists():
             (store / ".gitignore").write_text("*\n")
         os.scandir(store / "runs").close()
+        remember_store(store)
     except OSError as error:
         if any(map(other_owner, (store, store / "runs"))):
             raise closed_store(store) from error

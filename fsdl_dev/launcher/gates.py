@@ -18,8 +18,17 @@ from pathlib import Path
 
 from ..agreement.export import UNREAD
 from ..checks.agents import AgentLaunch, agent_checks
-from ..checks.fields import data_module_of, dataset_tag, fill_tags, tag_gate
+from fsdl_dev.checks.fields import (
+    data_module_of,
+    dataset_tag,
+    fill_fields,
+    fill_tags,
+    job_texts,
+    tag_gate,
+    tells_feature_view,
+)
 from ..checks.header import header_checks, read_header, unreadable_header
+from ..checks.pipelines import pipeline_here
 from ..checks.secrets import secrets_gate, values_gate
 from ..checks.tests import in_test_gate, test_gate
 from ..core.cells import parse_notebook
@@ -37,7 +46,7 @@ from ..environments.made import OwnEnvironment, own_environment
 from .launch import PHASES, Gate, Launch, NotAsked
 from .limits import look_at_budgets, reserve, set_limits
 from .rehearsal.rehearse import rehearse
-from .rules import ask_policy, ask_quota
+from .rules import ask_policy, ask_quota, target_values
 from .spec import names_without_value
 from .sweep import conditional_names
 from ..records.find import history_checks
@@ -153,9 +162,12 @@ def _read_data(launch: Launch) -> None:
 def _fill_tags(launch: Launch) -> list[Check]:
     job, project = launch.job, launch.project
     module = job.module and f"{job.module.replace('.', '/')}.py"
-    told = data_module_of(project, job.source or "", filter(None, (job.notebook, job.script, module)))
-    launch.change_job(tags=fill_tags(project, job.tags))
-    return tag_gate(project, launch.job.tags, told, launch.exceptions)
+    texts = job_texts(project, job.source or "", filter(None, (job.notebook, job.script, module)))
+    image = target_values(_the_target(launch)).get("image") if launch.target else None
+    known = fill_fields(fill_tags(project, job.tags), job.params, image, pipeline_here())
+    launch.change_job(tags=known)
+    told, tells_view = data_module_of(texts), tells_feature_view(texts)
+    return tag_gate(project, known, told, tells_view, launch.exceptions)
 
 
 def _no_secret_in_files(launch: Launch) -> list[Check]:

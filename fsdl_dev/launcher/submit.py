@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any, NotRequired, TypedDict
 
+from ..checks.pipelines import pipeline_here
 from ..core.check import Check
 from ..core.event_kinds import Note
 from ..core.job import Job, LaunchRecord
@@ -186,6 +187,7 @@ def submit(job: Job, project: Project, on: str | None = None, **options) -> RunD
 def launch_record(launch: Launch, job: Job) -> LaunchRecord:
     "What job.json says of the launch of one of its jobs."
     assert launch.target is not None
+    pipeline = pipeline_here()
     return LaunchRecord(
         target=launch.target.name,
         target_fields=launch.given,
@@ -203,6 +205,7 @@ def launch_record(launch: Launch, job: Job) -> LaunchRecord:
         price=price_to_json(launch.price),
         on_limit=own_command(launch.project.config, "on_limit"),
         on_end=own_command(launch.project.config, "on_end"),
+        pipeline=pipeline.to_dict() if pipeline else {},
     )
 
 # %% ../../nbs/launcher/10_submit.ipynb #3eee5d15

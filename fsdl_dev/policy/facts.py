@@ -134,10 +134,13 @@ def _fields_of(facts: type) -> dict[str, Field]:
 
 FIELDS: dict[str, Field] = _fields_of(LaunchFacts) | _fields_of(ArtifactFacts) | _fields_of(PromotionFacts)
 _TAG = re.compile(r"tags\.(.+)")
+# tags that a rule names without `tags.`: they are filled in where they are known
+_OWN_TAGS = ("dataset", "feature_view", "pipeline")
 
 
 @lru_cache(maxsize=256)
 def _known_field(name: str) -> Field | None:
+    name = f"tags.{name}" if name in _OWN_TAGS else name
     if tag := _TAG.fullmatch(name):
         words, fix = f"the tag {tag[1]!r}", f"--tag {tag[1]}={{value}}"
         return Field(name, words, fix, "", False, False, LaunchFacts)
@@ -148,7 +151,7 @@ def find_field(name: str, where: str) -> Field:
     "The field of a name. Raises FsdlError with the nearest one for a name that is none."
     if field := _known_field(name):
         return field
-    known = [*(FIELDS.keys() - {"tags"}), "tags.NAME"]
+    known = [*(FIELDS.keys() - {"tags"}), *_OWN_TAGS, "tags.NAME"]
     what = f"There is no field {name!r} that a rule could ask for.{did_you_mean(name, known)}"
     raise FsdlError(what, where=where, fix=f"one of {', '.join(sorted(known))}")
 

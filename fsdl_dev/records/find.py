@@ -28,6 +28,7 @@ from ..engines.race import ensure_umpire, winner_of
 from ..engines.target import get_target, named_targets
 from .lineage import Lineage, Trace, model_links
 from .run import Run, open_run
+from .search.projects import AllStores
 from .search.store import RunStore
 from .table import RunRow, RunTable, job_key
 from ..snapshot.blobs import read_blob
@@ -127,6 +128,7 @@ def runs(
     # a name: a metric's best first, anything else smallest first; -name: the reverse
     sort: str | None = None,
     columns: Sequence[str] = (),  # names to show instead of the usual ones, or a text: "lr,val/acc"
+    all_projects: bool = False,  # of every store that this user has worked with, with the project of each run
     say: Callable[[str], None] | None = print,  # told how far a first reading of many runs is
 ) -> RunTable:  # shows itself as a table; .to_pandas() for a DataFrame
     "The runs of a project that fit, newest first. Raises FsdlError for a condition or name that is none."
@@ -136,8 +138,16 @@ def runs(
         target = get_target(on, project)
         if not target.in_place:
             _adopt_new(project, target, target.list_far(), limit or 1000)
+    if all_projects and columns and "project" not in columns:
+        columns = ["project", *columns]
     asked = {"state": state, "tag": tag, "limit": limit, "target": on, "sort": sort, "columns": columns}
-    return RunStore(project.store, say).query(where, **asked)
+    if not all_projects:
+        return RunStore(project.store, say).query(where, **asked)
+    stores = AllStores(project.store, say)
+    table = stores.query(where, **asked)
+    table.with_project = True
+    table.note = "\n".join(filter(None, (table.note, *stores.silent)))
+    return table
 
 
 def _that_began(run: Run) -> Run:

@@ -38,7 +38,7 @@ from ..snapshot.snapshot import load_snapshot
 class Link:
     "Something that a run used or made."
 
-    kind: str  # code, environment, image, data, run, sweep, checkpoint, export, file, model, failure or cost
+    kind: str  # code, environment, image, data, import, run, sweep, checkpoint, export, file, model, failure or cost
     name: str
     detail: str = ""
     digest: str = ""  # SHA-256 of its content, where one is recorded
@@ -84,8 +84,14 @@ def earlier_runs(job: Job) -> list[tuple[str, str]]:  # [(its id, or id@step; "r
     return [(name, verb) for name, verb in zip(named, ("resumed from", "started after", "repeats")) if name]
 
 
-def _used_links(run: RunDir, job: Job, view: RunView) -> Iterator[Link]:
+def _used_links(run: RunDir, job: JobRecord, view: RunView) -> Iterator[Link]:
     "All that a run used, as its record on this machine says."
+    if found := job.launch.imported:
+        yield Link(
+            "import", f"{found.get('tracker')} {found.get('id')}", found.get("url") or found.get("path", "")
+        )
+        yield Link("code", found.get("program") or "not known", "as the tracker says; no snapshot was taken")
+        return
     what = job.script or job.notebook or f"{job.module}:{job.function}"
     cell = f"cell {job.cell_number} “{job.cell_title or ''}”" if job.cell_id else ""
     yield Link("code", what, cell)
@@ -219,11 +225,12 @@ class Lineage(Answer):
         return _lineage_svg(run_words(self.run_id), self.used, self.made)
 
 
-def run_lineage(run: RunDir, job: Job, view: RunView, root: Path) -> Lineage:
+def run_lineage(run: RunDir, job: JobRecord, view: RunView, root: Path) -> Lineage:
     "What a run used and what came of it, its files compared with their digests; `root` is its project's."
     used, changed = dict.fromkeys(_used_links(run, job, view)), changed_artifacts(run, view)
     models = [link for run_id, link in model_links(root) if run_id == run.id]
-    return Lineage(run.id, [*used], [*made_links(run, view, changed), *_end_links(view), *models])
+    end = () if job.launch.imported else _end_links(view)  # what an imported run cost is not known
+    return Lineage(run.id, [*used], [*made_links(run, view, changed), *end, *models])
 
 
 def _lineage_svg(

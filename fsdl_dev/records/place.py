@@ -154,6 +154,11 @@ class RunPlace:
     def snapshot(self) -> Snapshot:
         "The snapshot of the run; its content is copied from the target when it is needed."
         store = self.dir.path.parent.parent
+        if found := self.job.launch.imported:
+            what = f"The run was imported ({found.get('tracker')}): its code, environment and data are not known, "
+            what += "so it cannot be run again."
+            fix = "launch its code here, then: fsdl compare"
+            raise FsdlError(what, where=str(self.dir.path), fix=fix, exit_code=3, code="imported")
         if not self.dir.snapshot_file.exists():
             what = "The run has no snapshot, so its code, environment and data are not known."
             raise FsdlError(what, where=str(self.dir.path), fix="fsdl runs   (lists the others)", exit_code=4)

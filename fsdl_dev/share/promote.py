@@ -99,6 +99,14 @@ def _file_checks(run: Run, checkpoint: Checkpoint, policy: Policy) -> list[Check
     return checks
 
 
+def _refuse_imported(run: Run) -> None:
+    "Raise FsdlError for a run that another tracker recorded: nothing of its evidence is here."
+    if tracker := run.job.launch.imported.get("tracker"):
+        what = f"{run.words} was imported ({tracker}): its checkpoint, code, data and tests are not recorded here."
+        fix = "launch its code here, and promote that run"
+        raise FsdlError(what, where=run.words, fix=fix, exit_code=3, code="evidence")
+
+
 def _score(run: Run, checkpoint: Checkpoint, metric: str) -> float | None:
     "The value of a metric at a checkpoint."
     if checkpoint.metric == metric and checkpoint.value is not None:
@@ -298,6 +306,7 @@ def promote(
     if found.view.state not in FINAL:
         what = f"{found.words} has not ended: it is {found.view.state}."
         raise FsdlError(what, where="run", fix=f"fsdl attach {found.words}", exit_code=3)
+    _refuse_imported(found)
     chosen = pick_checkpoint(found.checkpoints, checkpoint, found.path, ended=True)
     found.place.bring([chosen.path])
     policy = read_policy(project.config)

@@ -270,11 +270,13 @@ class RunEvents(pl.Callback):
         "Write the digest of the data, computed in a thread."
         data = cast(Any, trainer).datamodule
         known = getattr_static(data, "digest", None)  # without asking for it, which would read the data here
-        if self.writer is not None and trainer.is_global_zero and known:
+        view = getattr(data, "feature_view", None)
+        if self.writer is not None and trainer.is_global_zero and (known or view):
             parts, sources = getattr(data, "parts", None), getattr(data, "sources", {})
             splits = {part: len(rows) for part, rows in parts.items()} if isinstance(parts, dict) else {}
             told = {"name": type(data).__name__, "splits": splits, "sources": sources}
-            digest = lambda: data.digest if getattr(data, "digest_is_cheap", True) else None
+            told |= {"feature_view": str(view)} if view else {}
+            digest = lambda: data.digest if known and getattr(data, "digest_is_cheap", True) else None
             write = lambda: self._write(Data(digest=digest(), **told))
             self._thread = threading.Thread(target=write, daemon=True)
             self._thread.start()

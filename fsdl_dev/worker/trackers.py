@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MLFLOW_TAG', 'Reader', 'JsonLines', 'Printed', 'Csv', 'has_wandb_key', 'MlflowStore', 'MlflowFile', 'TrainerState',
-           'TensorBoard', 'wandb_records', 'OfflineWandb', 'announce_files', 'Harvest']
+           'event_scalars', 'TensorBoard', 'wandb_records', 'OfflineWandb', 'announce_files', 'Harvest']
 
 # %% ../../nbs/worker/12_trackers.ipynb #a77ac2d7
 import ast
@@ -272,6 +272,22 @@ def _is_filler(tag: str, number: float) -> bool:
     return tag == "epoch" or (tag == "hp_metric" and number == -1)
 
 
+def event_scalars(
+    event: Any,  # of an event file
+) -> Iterator[tuple[str, float]]:
+    "The scalars of an event: tag and number."
+    from tensorboard.util.tensor_util import make_ndarray
+
+    for value in event.summary.value:
+        kind, number = value.WhichOneof("value"), value.simple_value
+        if kind == "tensor" and value.metadata.plugin_data.plugin_name in ("", "scalars"):
+            array = make_ndarray(value.tensor)
+            kind = "simple_value" if array.size == 1 and array.dtype.kind in "fiu" else kind
+            number = float(array.reshape(-1)[0]) if kind == "simple_value" else number
+        if kind == "simple_value" and not _is_filler(value.tag, number):
+            yield value.tag, number
+
+
 class TensorBoard(Reader):
     "Reads the new scalars of a TensorBoard event file."
 
@@ -284,17 +300,9 @@ class TensorBoard(Reader):
         self._loader = EventFileLoader(str(path))
 
     def read(self) -> Iterator[Found]:
-        from tensorboard.util.tensor_util import make_ndarray
-
         for event in self._loader.Load():
-            for value in event.summary.value:
-                kind, number = value.WhichOneof("value"), value.simple_value
-                if kind == "tensor" and value.metadata.plugin_data.plugin_name in ("", "scalars"):
-                    array = make_ndarray(value.tensor)
-                    kind = "simple_value" if array.size == 1 and array.dtype.kind in "fiu" else kind
-                    number = float(array.reshape(-1)[0]) if kind == "simple_value" else number
-                if kind == "simple_value" and not _is_filler(value.tag, number):
-                    yield Found(event.step, None, {value.tag: number})
+            for tag, number in event_scalars(event):
+                yield Found(event.step, None, {tag: number})
 
 # %% ../../nbs/worker/12_trackers.ipynb #c3bda896
 _BLOCK, _HEADER = 32768, 7

@@ -58,6 +58,7 @@ COMMANDS = (
     "new",
     "init",
     "adopt",
+    "import",
     "git-setup",
     "numbers",
     "doctor",

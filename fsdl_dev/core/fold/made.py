@@ -117,6 +117,7 @@ class Inputs(Part):
     "What the run used: data, environment, variables."
 
     digests: dict[str, str] = field(default_factory=dict)  # data module -> digest of what it read
+    feature_views: list[str] = field(default_factory=list)  # that its data modules name
     splits: dict[str, str] = field(
         default_factory=dict
     )  # data module -> its splits and their sources, in words
@@ -127,6 +128,8 @@ class Inputs(Part):
         name, sources = str(event.name), event.sources or {}
         if event.digest:
             self.digests = {**self.digests, name: str(event.digest)}
+        if event.feature_view and str(event.feature_view) not in self.feature_views:
+            self.feature_views = [*self.feature_views, str(event.feature_view)]
         parts = [
             f"{split} {count:,}" + (f" from {sources[split]}" if split in sources else "")
             for split, count in (event.splits or {}).items()

@@ -21,7 +21,7 @@ from ..table import RunRow, moment_of
 
 # %% ../../../nbs/records/search/15_index.ipynb #bdd2196d
 _MOST = 1500  # names with a column of their own
-_FIXED = "id words final state reason kind name target notebook job cell failure".split()
+_FIXED = "id words final state reason kind name project target notebook job cell failure".split()
 _TEXTS = tuple(_FIXED[3:])  # of these, those that are a text of the run
 _FIXED += "created start seconds slot_hours cost currency step total best search".split()
 _TABLES = f"""

@@ -23,7 +23,9 @@ from ...core.units import parse_seconds, read_seconds
 
 # %% ../../../nbs/records/search/14_query.ipynb #e752ec65
 # a field of a run -> what its values are
-FIELDS = {name: "text" for name in "run id state reason kind name target notebook job cell failure".split()}
+FIELDS = {
+    name: "text" for name in "run id state reason kind name project target notebook job cell failure".split()
+}
 FIELDS |= {"state": "word", "failure": "word", "kind": "word", "created": "moment"}
 FIELDS |= {"since": "moment", "until": "moment", "seconds": "span"}
 FIELDS |= {
@@ -31,7 +33,20 @@ FIELDS |= {
     "cost": "money",
     "currency": "text",
 }
-TAGS = ("owner", "task", "dataset", "status", "sweep", "agent", "session")  # every project may have them
+# every project may have them
+TAGS = (
+    "owner",
+    "task",
+    "dataset",
+    "feature_view",
+    "image",
+    "pipeline",
+    "status",
+    "sweep",
+    "agent",
+    "session",
+)
+TAGS += ("imported",)
 
 # the values of a field that has no others
 _FIXED_WORDS = {

@@ -381,6 +381,7 @@ class RunStore:
         say: Callable[[str], None] | None = None,  # told how far a long reading is
     ):
         self.store, self.say = Path(store), say
+        self.stores: tuple[Path, ...] = (self.store,)
         self.file = self.store / "runs.sqlite"
 
     # ---- catching up
@@ -459,6 +460,12 @@ class RunStore:
 
     # ---- asking
 
+    def rows(self, verify: bool | str) -> list[dict]:
+        "What the index has of each run, as `index_entry` takes it, without links."
+        text = "SELECT row, state, reason FROM rows JOIN runs USING (id)"
+        found = self._ask(verify, lambda index: index.execute(text).fetchall())
+        return [{**json.loads(row), "state": state, "reason": reason} for row, state, reason in found]
+
     def names(self) -> list[str]:
         "The parameters, tags and metrics of all runs: param.lr, tag.owner, metric.val/acc."
         read = lambda index: index.execute("SELECT name FROM names ORDER BY name").fetchall()
@@ -503,7 +510,8 @@ class RunStore:
             return table
 
         table = self._ask(verify, read)
-        table.note = "\n".join(filter(None, (table.note, *_mark_away(table, self.store))))
+        away = [line for store in self.stores for line in _mark_away(table, store)]
+        table.note = "\n".join(filter(None, (table.note, *away)))
         return table
 
     def group(
@@ -551,7 +559,8 @@ class RunStore:
             _index_spending(index, group)
             text = (
                 f"SELECT {group}, state, failure, currency, count(*), total(cost), total(slot_hours) FROM runs"
-                f" WHERE ({sql}) AND NOT search GROUP BY state, failure, currency, 1"
+                f" WHERE ({sql}) AND NOT search AND {names.column('tag.imported')} IS NULL"
+                " GROUP BY state, failure, currency, 1"
             )
             found = index.execute(text, values).fetchall()
             return [
@@ -568,7 +577,8 @@ class RunStore:
         "How the runs since a moment used their devices, oldest first."
         fixed = "id, state, target, name, kind, json_extract(row, '$.tags.owner'), seconds, slot_hours"
         text = f"SELECT {fixed}, json_extract(row, '$.use') FROM runs JOIN rows USING (id)"
-        text += " WHERE (created >= ? OR final = 0) AND NOT search AND state <> ? ORDER BY id"
+        text += " WHERE (created >= ? OR final = 0) AND NOT search AND state <> ?"
+        text += " AND json_extract(row, '$.tags.imported') IS NULL ORDER BY id"
         values = (since, UNREADABLE)
         rows = self._ask(verify, lambda index: index.execute(text, values).fetchall())
         return [RunUse.from_row(row[:-1], row[-1]) for row in rows]
