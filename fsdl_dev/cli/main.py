@@ -384,7 +384,8 @@ def runs(watch, **asked):
     fsdl runs "state = failed and failure = oom" --csv
 
     Also !=, ~ (contains, or a pattern with *), until, param.lr, tag.lr, metric.lr. A metric's name means its best
-    value, metric.val/acc its last one. In a shell a condition stands in quotation marks.
+    value, metric.val/acc its last one, sealed.acc what sealed cells measured. In a shell a condition stands in
+    quotation marks.
     """
     from fsdl_dev.cli.query import runs_answer
 

@@ -91,6 +91,7 @@ def _tell(entry, as_json: bool) -> None:
     "--metric", metavar="NAME", help="What is compared.  [default: the holder's or the checkpoint's]"
 )
 @click.option("--better", type=click.Choice(["max", "min"]), help="Which is better, where it is not known.")
+@click.option("--recompute", is_flag=True, help="Run the sealed cells again, on this machine.")
 @json_option
 def promote(run, name, status, as_json, checkpoint, **values):
     """Make RUN's checkpoint the model NAME, on evidence: tests, digests, data, format, a better metric.

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['EVENT_KINDS', 'null', 'Event', 'Phase', 'State', 'Queue', 'Placed', 'Variables', 'Environment', 'Stage', 'Progress',
            'Standstill', 'Speed', 'Metric', 'Sample', 'Resource', 'Checkpoint', 'Data', 'Trial', 'Sweep', 'Failure',
-           'Restart', 'Result', 'Outputs', 'Accounting', 'Meter', 'Note', 'Tag', 'Artifact', 'Promotion', 'Tracker',
-           'File', 'event_of', 'type_schema', 'field_notes', 'field_types', 'event_schema']
+           'Restart', 'Result', 'Outputs', 'Sealed', 'Accounting', 'Meter', 'Note', 'Tag', 'Artifact', 'Promotion',
+           'Tracker', 'File', 'event_of', 'type_schema', 'field_notes', 'field_types', 'event_schema']
 
 # %% ../../nbs/core/15_event_kinds.ipynb #186a2b67
 import inspect
@@ -357,6 +357,22 @@ class Outputs(Event):
     digests: Mapping[str, str] | None = None  # path -> SHA-256
 
 # %% ../../nbs/core/15_event_kinds.ipynb #5aa64149
+class Sealed(Event):
+    """What the worker measured with the sealed cells, in a clean process, on a checkpoint as it lies on disk.
+
+    Only the worker's own file has it: a line of this kind that another writer leaves is no event.
+    """
+
+    seal: str  # short digest of the sealed cells, the code that they use, their data and packages
+    values: Mapping[str, Any]  # metric -> number; {}: there is none, see `problem`
+    checkpoint: str | None = null(default=None)  # its path, as its own event has it
+    sha256: str | None = null(default=None)  # of the checkpoint, before and after
+    step: int | None = null(default=None)  # of the checkpoint
+    record: str | None = null(default=None)  # SHA-256 of sealed/record.json in the run directory
+    seconds: float | None = None  # that it took
+    problem: str | None = None  # why there is no number, or what is to be known of it
+
+
 class Accounting(Event):
     "What a run was charged, over all its lives. Without a value: the engine does not say."
 

@@ -19,6 +19,7 @@ class Module:
 
     GPU_TESTS = "fsdl_dev.worker.job.gpu_tests"  # the notebook's cuda cells, before the job
     CLEAN_PROCESS = "fsdl_dev.agreement.clean_process"  # imports the user's package; run by its file
+    SEALED = "fsdl_dev.worker.sealed.clean_process"  # runs the sealed cells, after the training
     GIT = "fsdl_dev.cli.git.drivers"  # what git runs for notebooks
 
     # imported by a program text (python -c, or the first line of a kernel)

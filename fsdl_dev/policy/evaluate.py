@@ -16,7 +16,7 @@ from typing import Any
 from ..core.check import Check, refusal
 from ..core.errors import FsdlError, did_you_mean
 from ..core.protocol import POLICY_PLUGINS
-from .facts import ArtifactFacts, LaunchFacts, value_of
+from .facts import ArtifactFacts, LaunchFacts, PromotionFacts, value_of
 from .rules import Rule
 from .settings import Policy, PolicyException, exception_table
 
@@ -92,7 +92,7 @@ def fix_of(rule: Rule) -> str:
     return field.fix.format(value=value)
 
 
-def _found(rule: Rule, facts: LaunchFacts | ArtifactFacts) -> str:
+def _found(rule: Rule, facts: LaunchFacts | ArtifactFacts | PromotionFacts) -> str:
     "What a launch has where it breaks a rule."
     value = value_of(facts, rule.field.name)
     return "it is not given" if value == "" else f"it is {rule.field.say(value)}"
@@ -100,7 +100,7 @@ def _found(rule: Rule, facts: LaunchFacts | ArtifactFacts) -> str:
 # %% ../../nbs/policy/03_evaluate.ipynb #90429894
 def judge(
     policy: Policy,
-    facts: LaunchFacts | ArtifactFacts,
+    facts: LaunchFacts | ArtifactFacts | PromotionFacts,
     exceptions: Sequence[str] = (),  # names that were asked for and can be used
     *,
     unknown: Collection[str] = (),  # fields that cannot be known here

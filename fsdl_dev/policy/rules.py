@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..core.errors import FsdlError, did_you_mean
-from .facts import ArtifactFacts, Field, LaunchFacts, value_of
+from .facts import ArtifactFacts, Field, LaunchFacts, PromotionFacts, value_of
 
 # %% ../../nbs/policy/01_rules.ipynb #520d695a
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Condition:
     comparison: Comparison
     value: Any  # of the field's unit; a tuple where the comparison takes a list
 
-    def holds(self, facts: LaunchFacts | ArtifactFacts) -> bool:
+    def holds(self, facts: LaunchFacts | ArtifactFacts | PromotionFacts) -> bool:
         "Whether it is true of a launch, or of a file."
         return self.comparison.holds(value_of(facts, self.field.name), self.value)
 
@@ -128,7 +128,7 @@ class Rule:
         "The names of all fields that it asks for."
         return {self.must.field.name, *(one.field.name for one in self.when)}
 
-    def concerns(self, facts: LaunchFacts | ArtifactFacts) -> bool:
+    def concerns(self, facts: LaunchFacts | ArtifactFacts | PromotionFacts) -> bool:
         "Whether it is about such facts, and its conditions hold."
         return isinstance(facts, self.field.about) and all(one.holds(facts) for one in self.when)
 

@@ -238,6 +238,11 @@ SETTINGS = {
         "formats of stored models", '["safetensors", "onnx", "checkpoint"]', _single("artifact_format", "in")
     ),
     "max_artifact": Setting("the size of a stored model", '"20GB"', _single("artifact_bytes", "<=")),
+    "sealed": Setting("whether a promotion needs sealed numbers", "true", _single("promotion_sealed", "is")),
+    "recomputed": Setting(
+        "whether a promotion measures the sealed numbers again", "true", _single("promotion_recomputed", "is")
+    ),
+    "signed": Setting("whether a certificate has to be signed", "true", _single("promotion_signed", "is")),
     "agents": Setting(
         "what agents may use, all of them together; without it this machine only",
         '{budget = "5 USD", targets = ["local"], max_gpus = 1, max_time = "2h"}', _agents,

@@ -124,7 +124,8 @@ class RunFacts:
     seconds: float  # that it has run, all its lives together
     cost: CostFacts | None  # null: neither a price nor a charge is known
     result: Any  # what the job's function returned
-    metrics: dict[str, float]  # the last value of each
+    metrics: dict[str, float]  # the last value of each, as the training reported it
+    sealed: dict[str, float]  # metric@seal -> what the worker measured itself, from the checkpoint on disk
     samples: dict[str, list[SampleFacts]]  # name -> those that are kept, oldest first
     best: CheckpointFacts | None  # null: no metric was chosen
     last: CheckpointFacts | None
@@ -218,6 +219,7 @@ def run_facts(
         cost=_cost_facts(view),
         result=view.products.result,
         metrics={name: value.value for name, value in view.metrics.latest.items()},
+        sealed=view.sealed.values(),
         samples=samples,
         best=_checkpoint_facts(best),
         last=_checkpoint_facts(run.last),

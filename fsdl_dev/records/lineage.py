@@ -299,7 +299,7 @@ def read_summary(run: RunDir) -> dict | None:
         made = row.pop("format", None)
         readable = made == FOLD_VERSION or made == _BEFORE_MONEY and row.get("cost") is None
         if readable and row["id"] == run.id and row["state"] in FINAL:
-            return row
+            return {"sealed": {}, **row}  # the format of 0.1.0 has none
     return None
 
 

@@ -73,6 +73,7 @@ class RunRow:
     params: dict[str, Any] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)  # metric -> its last value
     bests: dict[str, float] = field(default_factory=dict)  # metric -> its best value
+    sealed: dict[str, float] = field(default_factory=dict)  # metric@seal -> what the worker measured itself
     best: tuple[str, float, int] | None = None  # (metric, value, step)
     seconds: float = 0.0
     slot_hours: float = 0.0  # of a sweep those of its trials too
@@ -104,11 +105,11 @@ class RunRow:
 
     def value(
         self,
-        name: str,  # a field, or param.NAME, tag.NAME, either.NAME, metric.NAME, best.NAME
+        name: str,  # a field, or param.NAME, tag.NAME, either.NAME, metric.NAME, best.NAME, sealed.NAME@SEAL
     ) -> Any:  # None where the run has none
         "One value of the run."
         kind, _, own = name.partition(".")
-        tables = {"param": self.params, "tag": self.tags, "metric": self.metrics}
+        tables = {"param": self.params, "tag": self.tags, "metric": self.metrics, "sealed": self.sealed}
         tables["either"] = {**self.tags, **self.params}
         tables["best"] = {**self.metrics, **self.bests}  # the last where it is not known which way is better
         if own and kind in tables:
@@ -200,6 +201,7 @@ def run_row(run_id: str, job: JobRecord, view: RunView) -> RunRow:
         "best": headline(view),
     }
     own |= {"bests": {name: best[1] for name in view.metrics.latest if (best := view.metrics.best(name))}}
+    own |= {"sealed": view.sealed.values()}
     own |= dict(zip(("failure", "cell"), failure_of(view)))
     charged = view.cost.accounting
     own |= {"seconds": view.life.elapsed(), "slot_hours": view.slot_hours}
@@ -410,6 +412,7 @@ def _flat(row: RunRow) -> dict[str, Any]:
     if row.not_reached:
         own["not_reached"] = datetime.fromtimestamp(row.not_reached.since or 0.0, UTC)
     metrics = {f"metric.{name}" if name in own else name: v for name, v in (row.metrics | row.bests).items()}
+    own |= {f"sealed.{name}": value for name, value in row.sealed.items()}
     own |= {f"param.{name}": value for name, value in row.params.items()}
     return own | {f"tag.{name}": value for name, value in row.tags.items()} | metrics
 

@@ -45,6 +45,10 @@ class Promotion:
     when: str = ""
     why: str = ""
     verb: str = "promote"  # or "rollback"
+    sealed: dict = field(
+        default_factory=dict
+    )  # seal, values, recomputed ...; {}: the project has no sealed cells
+    certificate: str = ""  # the folder of its certificate, below the project's store
 
     @property
     def before(self) -> str | None:

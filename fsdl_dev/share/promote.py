@@ -23,10 +23,13 @@ from ..core.errors import FsdlError, did_you_mean
 from ..core.event_kinds import Promotion as PromotionEvent
 from ..core.files import clone_file, file_sha256, is_url
 from ..core.fold.view import RunView
+from ..core.metrics import metric_mode
 from ..core.rundir import run_words
 from ..core.settings import Project, find_project, open_store, user_state
 from ..core.states import FINAL
 from ..policy.artifacts import artifact_checks
+from ..policy.evaluate import judge
+from ..policy.facts import PromotionFacts
 from ..policy.settings import Policy, read_policy
 from ..records.checkpoints import Checkpoint, pick_checkpoint, verify_checkpoint
 from ..records.compare import data_digests_of
@@ -43,6 +46,7 @@ from fsdl_dev.share.model_file import (
     holders,
     model_names,
 )
+from .sealed import SealedNumbers, holder_under, sealed_facts, sealed_numbers
 from ..worker.processes import exclusive
 
 # %% ../../nbs/share/01_promote.ipynb #ce9cedfa
@@ -164,7 +168,7 @@ class _Compared(NamedTuple):
 def _compare(
     run: Run, checkpoint: Checkpoint, holder: Promotion | None, metric: str | None, mode: str | None
 ) -> tuple[Check, str | None, str | None, float | None]:  # the metric that is compared, min or max, its value
-    "Whether the checkpoint is better than the holder's."
+    "Whether the checkpoint is better than the holder's, by what the training reported."
     view = run.refresh()
     metric = metric or (holder.metric if holder else checkpoint.metric)
     recorded, source = _direction(view, holder, metric)
@@ -176,6 +180,38 @@ def _compare(
     if problem := compared.problem(view.metrics.latest):
         check = Check("metric", "fail", problem[0], run.words, problem[1])
     return check, metric, compared.better, value
+
+
+def _compare_sealed(
+    run: Run,
+    checkpoint: Checkpoint,
+    holder: Promotion | None,
+    metric: str | None,
+    mode: str | None,
+    sealed: SealedNumbers,
+    project: Project,
+) -> tuple[Check, str | None, str | None, float | None]:
+    "Whether the checkpoint is better than the holder's, by what the sealed cells say of both."
+    base = sealed.base(metric, holder.metric if holder else None, checkpoint.metric)
+    if base is None:
+        names = ", ".join(sorted(sealed.values)) or "none"
+        what = (
+            f"no sealed number is called {metric}" if metric else "which sealed number decides is not known"
+        )
+        return Check("metric", "fail", what, run.words, f"--metric NAME, one of: {names}"), metric, None, None
+    full, value, problem = f"{base}@{sealed.seal}", sealed.values[base], None
+    if holder:
+        path = Path(project.store, holder.artifact, next(iter(holder.files)).split("/")[0])
+        holder, problem = holder_under(holder, sealed, base, project, path)
+    if problem:
+        return problem, full, None, value
+    recorded = holder.mode if holder else metric_mode(base)
+    source = f"{run_words(holder.run)}, which holds {holder.name}@{holder.status}," if holder else ""
+    compared = _Compared(full, value, mode or recorded, recorded, source, holder)
+    check = Check("metric", "pass", str(compared))
+    if found := compared.problem(sealed.values):
+        check = Check("metric", "fail", found[0], run.words, found[1])
+    return check, full, compared.better, value
 
 # %% ../../nbs/share/01_promote.ipynb #391dbb3c
 def _keep(checkpoint: Checkpoint, project: Project) -> tuple[str, dict[str, str]]:
@@ -244,6 +280,7 @@ def promote(
     checkpoint: str | int = "best",  # "best", "last" or a step
     metric: str | None = None,  # what is compared; None: the holder's, else the checkpoint's own
     better: str | None = None,  # "max" or "min"; None: as the checkpoint says
+    recompute: bool = False,  # run the sealed cells again, here, whatever the run's record says
     folder: Path | str | None = None,  # a folder of the project; default: the current one
 ) -> Promotion:
     "Give a run's checkpoint a status, on evidence. Raises FsdlError with each check that failed."
@@ -261,15 +298,23 @@ def promote(
         raise FsdlError(what, where="run", fix=f"fsdl attach {found.words}", exit_code=3)
     chosen = pick_checkpoint(found.checkpoints, checkpoint, found.path, ended=True)
     found.place.bring([chosen.path])
+    policy = read_policy(project.config)
+    files = _file_checks(found, chosen, policy)
+    sealed = (
+        None if any(check.failed for check in files) else sealed_numbers(found, chosen, project, recompute)
+    )
     with exclusive(open_store(project) / ".models.lock"):
         holder = holders(name, project).get(status, [None])[-1]
         data = data_digests_of(found)
-        compared, metric, mode, value = _compare(found, chosen, holder, metric, better)
-        checks = [
-            *_state_check(found),
-            launch_check(found),
-            *_file_checks(found, chosen, read_policy(project.config)),
-        ]
+        if sealed:
+            compared, metric, mode, value = _compare_sealed(
+                found, chosen, holder, metric, better, sealed, project
+            )
+        else:
+            compared, metric, mode, value = _compare(found, chosen, holder, metric, better)
+        checks = [*_state_check(found), launch_check(found), *files, *(sealed.checks if sealed else ())]
+        facts = PromotionFacts(sealed is not None, sealed is not None and sealed.recomputed)
+        checks += [check for check in judge(policy, facts) if check.verdict != "pass"]
         checks += [data_check(found, data, holder), compared]
         if failed := [check for check in checks if check.failed]:
             head = f"Not promoted: {len(failed)} of {len(checks)} checks failed."
@@ -291,6 +336,7 @@ def promote(
             data,
             against={"run": holder.run, "value": holder.value} if holder else None,
             checks=[check.text() for check in checks],
+            sealed={**sealed_facts(sealed)},
             **signed,
         )
         return _append(entry, project)

@@ -29,7 +29,7 @@ from .devices import Ticker, oom_kills
 from .failures import own_failure, real_failures, write_failure, write_result
 from .gang import lead as gang
 from .inside import load_inside
-from .job.saved import announce_others, announce_unheard
+from .job.saved import announce_others, announce_unheard, make_read_only
 from .job.tell_end import tell_end
 from .life import Life
 from fsdl_dev.worker.processes import (
@@ -339,7 +339,13 @@ def execute(worker: Worker, allocation: Allocation) -> Verdict:
         write_surely(run, worker.writer, Note(level="warn", text=text))
     worker.exit_code = status
     worker.phase("training", "end" if status == 0 else "fail", seconds=round(worker.took(), 3))
-    return verdict(worker, status, stopped, code)
+    ended = verdict(worker, status, stopped, code)
+    if ended.state == "succeeded" and run.snapshot_file.exists():
+        from fsdl_dev.worker.sealed.at_end import seal_run
+
+        left = worker.life.ends_at() - time.monotonic()
+        seal_run(worker.run, worker.writer, place, environment, min(left, 86_400.0), worker.off)
+    return ended
 
 # %% ../../nbs/worker/13_worker.ipynb #5d0c91b7
 _MISSING_SECONDS = 15.0  # a mount that is renewed is back by then
@@ -553,15 +559,6 @@ def _say_others(worker: Worker) -> None:
     except OSError as error:
         print(f"the files of weights cannot be listed: {error}", file=sys.stderr, flush=True)
 
-
-def _seal(run: RunDir) -> None:
-    "Make the files of an ended run read-only. A file of another user stays as it is."
-    for folder in (run.outputs, run.checkpoints):
-        for path in folder.rglob("*"):
-            with suppress(OSError):
-                if path.is_file() and not path.is_symlink():
-                    path.chmod(path.stat().st_mode & 0o555)
-
 # %% ../../nbs/worker/13_worker.ipynb #9c4031f2
 def finish(worker: Worker, verdict: Verdict) -> None:
     "Write result.json, then the final state, for which readers wait; or let the scheduler queue it again."
@@ -576,7 +573,7 @@ def finish(worker: Worker, verdict: Verdict) -> None:
         if state != "succeeded":
             announce_unheard(worker.run, worker.writer)
         _say_others(worker)
-        _seal(worker.run)
+        make_read_only(worker.run)
         write_result(worker.run, state, reason, worker.exit_code, worker.took())
         worker.state(state, reason, exit_code=worker.exit_code)
         if text := worker.inside.leave_queue():

@@ -27,7 +27,7 @@ from fsdl_dev.engines.remote.script_parts import SOURCE_FUNCTIONS, START_FUNCTIO
 EARLIER = json.loads((SUPPORT / "event_lines.json").read_text(encoding="utf-8"))
 LINES = [line for lines in EARLIER["files"].values() for line in lines]
 NEWER = ("forecast", "unit")
-LATER = {"standstill", "meter"}  # kinds that version 0.1 did not write
+LATER = {"sealed", "standstill", "meter"}  # kinds that version 0.1 did not write
 
 
 def test_lines_of_an_earlier_version_fold_as_they_did(tmp_path):

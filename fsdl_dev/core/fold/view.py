@@ -20,7 +20,16 @@ from ..events import EventTail
 from ..files import replace_file
 from .idle import DeviceUse
 from .life import Cost, Lifecycle, Machines, Phases, Restarts
-from .made import Checkpoints, Failures, Inputs, Products, Remarks, Search, Services
+from fsdl_dev.core.fold.made import (
+    Checkpoints,
+    Failures,
+    Inputs,
+    Products,
+    Remarks,
+    SealedResults,
+    Search,
+    Services,
+)
 from .part import UNREADABLE_EVENT, Part, from_json, json_fields
 from .training import Metrics, Resources, TrainingProgress, TrainingSpeed
 from ..rundir import RunDir
@@ -58,6 +67,7 @@ class RunView:
     failures: Failures = field(default_factory=Failures)
     inputs: Inputs = field(default_factory=Inputs)
     products: Products = field(default_factory=Products)
+    sealed: SealedResults = field(default_factory=SealedResults)
     remarks: Remarks = field(default_factory=Remarks)
     services: Services = field(default_factory=Services)
     search: Search = field(default_factory=Search)
@@ -156,7 +166,7 @@ for _name, _part in get_type_hints(RunView).items():
 
 # %% ../../../nbs/core/fold/04_view.ipynb #229d1d77
 # Of all that is derived from events: kept views, summaries of runs, the index. Raise it where a fold or a part changes.
-FOLD_VERSION = 16
+FOLD_VERSION = 17
 _KEPT = "view.json"  # in the run directory
 
 

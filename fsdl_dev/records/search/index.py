@@ -125,11 +125,15 @@ def _storable(value: Any) -> Any:
     return text.encode(errors="backslashreplace").decode()
 
 
+# how a question names a value of a row -> where the row has it
+_TABLES_OF = {"param": "params", "tag": "tags", "metric": "metrics", "best": "bests", "sealed": "sealed"}
+
+
 def _columns(row: dict) -> dict:
     "The parameters, tags and metrics of a row, by the names that questions use."
     return {
         _storable(f"{kind}.{name}"): _storable(value)
-        for kind, table in (("param", "params"), ("tag", "tags"), ("metric", "metrics"), ("best", "bests"))
+        for kind, table in _TABLES_OF.items()
         for name, value in row[table].items()
     }
 

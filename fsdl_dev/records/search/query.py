@@ -63,6 +63,23 @@ def _no_name(name: str, known: Collection[str], where: str) -> FsdlError:
     return FsdlError(what, where=where, fix="fsdl runs --names   (lists them)")
 
 
+def _sealed_names(name: str, known: Collection[str]) -> list[str]:
+    "The sealed numbers that a name means: sealed.acc and sealed.acc@3f, with every seal that begins so; acc@3f9c21ab."
+    own = name.removeprefix("sealed.")
+    if own == name and "@" not in name:
+        return []
+    start = f"sealed.{own}" + ("" if "@" in own else "@")
+    return sorted(full for full in known if full.startswith(start))
+
+
+def _one_seal(name: str, sealed: list[str], where: str) -> str:
+    "The name, where one seal alone has it: numbers of two seals are never compared."
+    if len(sealed) == 1:
+        return sealed[0]
+    what = f"{name!r} was measured under {len(sealed)} seals, whose numbers cannot be compared: {', '.join(sealed)}."
+    raise FsdlError(what, where=where, fix=f"write {sealed[-1]}")
+
+
 def find_name(
     name: str,  # as a person writes it: lr, param.lr, val/acc, owner, state
     known: Iterable[str],  # the parameters, tags and metrics of all runs: param.lr, tag.owner, metric.val/acc
@@ -75,6 +92,8 @@ def find_name(
     known = {*known, *(f"tag.{tag}" for tag in TAGS)}
     if name in FIELDS or name in known or name.replace("either.", "param.", 1) in known:
         return name
+    if sealed := _sealed_names(name, known):
+        return _one_seal(name, sealed, where)
     metric, param, tag = f"metric.{name}", f"param.{name}", f"tag.{name}"
     found = [full for full in (metric, param, tag) if full in known]
     if metric in found and param in found:
@@ -370,7 +389,7 @@ class _Parser:
             raise self.refuse(words[0], f"`{name}` is written with =.", fix)
         if sign in ("!=", "!~"):
             return f"NOT {self.sql(name, '~' if sign == '!~' else '=', words)}"
-        kind = FIELDS.get(name) or ("number" if name.startswith(("metric.", "best.")) else "value")
+        kind = FIELDS.get(name) or ("number" if name.startswith(("metric.", "best.", "sealed.")) else "value")
         if sign == "~":
             return self.pattern(name, kind, words[0])
         compared = [getattr(self, f"_{kind}")(name, "=" if sign == "==" else sign, word) for word in words]

@@ -165,7 +165,8 @@ class _Names:
         "The order by a name: of metrics the best first, of anything else the smallest; runs without it last."
         name = self.find(sort.removeprefix("-"), "--sort")
         column, kind = self.sql(name, "--sort"), name.partition(".")[0]
-        downward = kind in ("metric", "best") and metric_mode(name.partition(".")[2]) != "min"
+        own = name.partition(".")[2].partition("@")[0] if kind == "sealed" else name.partition(".")[2]
+        downward = kind in ("metric", "best", "sealed") and metric_mode(own) != "min"
         way = "DESC" if downward != sort.startswith("-") else "ASC"
         apart = "currency, " if name == "cost" else ""  # amounts of two currencies have no order
         return f"{column} IS NULL, {apart}num({column}) IS NULL, num({column}) {way}, {column} {way}"

@@ -35,7 +35,6 @@ from ...core.files import is_url, joined, opened, replacing
 from ...core.manifest import rank_file, require_whole
 from ...models.checkpoints import load_into, read_file, read_state_dict, require_fit, tied_parameters
 from ...models.torch_private import late
-from ...parallel.lightning_private import plain_optimizer
 from ...policy.artifacts import CarefulUnpickler
 
 # %% ../../../nbs/train/checkpoints/01_reader.ipynb #798a80df
@@ -62,6 +61,9 @@ def model_tensors(
 
 def _both(optimizer: Any) -> tuple[Any, torch.optim.Optimizer]:
     "Torch's optimizer behind Lightning's wrapper, and the one of this process's share where ZeRO-1 divides it."
+    # Lightning takes seconds to import, and weights are read without it
+    from fsdl_dev.parallel.lightning_private import plain_optimizer
+
     plain: Any = plain_optimizer(optimizer)
     return plain, plain.optim if isinstance(plain, ZeroRedundancyOptimizer) else plain
 
