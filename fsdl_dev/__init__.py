@@ -46,6 +46,8 @@ _WHERE = {
     "load_model": "share.promote",
     "FeedbackStore": "feedback.store",
     "write_app": "feedback.app",
+    "drift": "feedback.drift",
+    "retrain": "feedback.retrain",
     "targets": "api",
     "consent": "api",
     "Run": "api",
@@ -88,6 +90,8 @@ if TYPE_CHECKING:
     from fsdl_dev.data.inputs import ImageInput
     from fsdl_dev.data.text import ChatInput, TextData, TextInput
     from fsdl_dev.feedback.app import write_app
+    from fsdl_dev.feedback.drift import drift
+    from fsdl_dev.feedback.retrain import retrain
     from fsdl_dev.feedback.store import FeedbackStore
     from fsdl_dev.models.timm import load_timm
     from fsdl_dev.models.transformers import load_transformer

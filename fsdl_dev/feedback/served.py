@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from pytorch_lightning import LightningModule
+
 from ..core.errors import FsdlError
 from ..core.rundir import run_words
 from ..core.settings import find_project
@@ -52,6 +55,15 @@ def kind_of(entry: Promotion) -> str | None:
     return _OWN_KINDS.get(entry.cls or "")
 
 # %% ../../nbs/feedback/04_served.ipynb #48579c9a
+def call_model(model: Any, given: Any) -> torch.Tensor:  # [batch, classes]
+    "The scores of a classifier for a batch: images, or tokens with their mask."
+    if isinstance(given, dict) and not isinstance(model, LightningModule):  # one of Transformers takes names
+        given = {name: given[name] for name in ("input_ids", "attention_mask")}
+        return model(**given).logits
+    scores = model(given)
+    return getattr(scores, "logits", scores)
+
+
 @dataclass(frozen=True)
 class Served:
     "A promoted model, loaded."

@@ -36,7 +36,7 @@ from ..records.compare import data_digests_of
 from ..records.find import load_run
 from ..records.run import Run, open_run
 from ..records.words import say_number
-from .evidence import data_check, launch_check
+from .evidence import MeasuredAnew, data_check, launch_check
 from fsdl_dev.share.model_file import (
     STATUSES,
     Promotion,
@@ -264,6 +264,13 @@ def _tell_trackers(run: Run, entry: Promotion) -> None:
         run.dir.writer("people").write(PromotionEvent(path=path, sha256=digest, **told))
 
 
+def _against(holder: Promotion | None, anew: MeasuredAnew | None) -> dict | None:
+    "What a line says of the holder before it, and of what was measured of both."
+    if holder is None:
+        return None
+    return {"run": holder.run, "value": holder.value, **({"tests": anew.numbers} if anew else {})}
+
+
 def _signed(project: Project, why: str) -> dict:
     "Who does it, when and why. Raises FsdlError for a secret in the reason: git keeps the file."
     refuse_secrets({"--why": why})
@@ -281,6 +288,7 @@ def promote(
     metric: str | None = None,  # what is compared; None: the holder's, else the checkpoint's own
     better: str | None = None,  # "max" or "min"; None: as the checkpoint says
     recompute: bool = False,  # run the sealed cells again, here, whatever the run's record says
+    anew: MeasuredAnew | None = None,  # both models on the same examples, where their data differs
     folder: Path | str | None = None,  # a folder of the project; default: the current one
 ) -> Promotion:
     "Give a run's checkpoint a status, on evidence. Raises FsdlError with each check that failed."
@@ -315,7 +323,11 @@ def promote(
         checks = [*_state_check(found), launch_check(found), *files, *(sealed.checks if sealed else ())]
         facts = PromotionFacts(sealed is not None, sealed is not None and sealed.recomputed)
         checks += [check for check in judge(policy, facts) if check.verdict != "pass"]
-        checks += [data_check(found, data, holder), compared]
+        if anew:
+            checks += [data_check(found, data, None), *anew.against(holder)]
+            metric, mode, value = (metric, mode, value) if value is not None else (anew.metric, "max", anew.value)
+        else:
+            checks += [data_check(found, data, holder), compared]
         if failed := [check for check in checks if check.failed]:
             head = f"Not promoted: {len(failed)} of {len(checks)} checks failed."
             text = "\n".join([head, *(check.text() for check in checks)])
@@ -334,7 +346,7 @@ def promote(
             str(mode),
             float(value),
             data,
-            against={"run": holder.run, "value": holder.value} if holder else None,
+            against=_against(holder, anew),
             checks=[check.text() for check in checks],
             sealed={**sealed_facts(sealed)},
             **signed,
