@@ -231,7 +231,9 @@ def with_feedback(
         if added:
             times = repeat if part == "train" else 1
             data.parts[part] = JoinedExamples(data.parts[part], _examples(data, added, part), times)
-            data.sources[part] = f"{data.sources.get(part, 'the data')}, and {len(added)} corrections of {found.reference}"
+            data.sources[part] = (
+                f"{data.sources.get(part, 'the data')}, and {len(added)} corrections of {found.reference}"
+            )
     parts = (("data", whole), ("version", found.digest))
     vars(data)["digest"] = data_digest("with feedback", {"repeat": repeat}, parts) if whole else ""
     return data

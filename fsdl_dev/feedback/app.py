@@ -300,7 +300,9 @@ class App:
         return "\n".join([*lines, f"next: {self.command}"])
 
 
-def _takes_of(entry: Promotion, kind: str | None, project: Project) -> tuple[Takes, bool]:  # whether it is guessed
+def _takes_of(
+    entry: Promotion, kind: str | None, project: Project
+) -> tuple[Takes, bool]:  # whether it is guessed
     "What a model takes. Raises FsdlError where neither its run, nor its class, nor a person says it."
     takes = recorded_takes(entry, project.root)
     if takes and kind in (None, takes.kind):
@@ -308,7 +310,7 @@ def _takes_of(entry: Promotion, kind: str | None, project: Project) -> tuple[Tak
     found = kind or kind_of(entry)
     if found is None:
         what = f"Whether {entry.name} takes pictures, texts or questions is not known: it is a {entry.cls}."
-        fix = f"fsdl app {entry.name}@{entry.status} --kind image   (or text, chat), then edit TAKES and predict in app.py"
+        fix = f"fsdl app {entry.name}@{entry.status} --kind image   (or text, chat); edit TAKES and predict in app.py"
         raise FsdlError(what, where=f"the data of {entry.run}", fix=fix, code="kind")
     check_choice("kind", found, KINDS, "--kind")
     classes = 0 if found == "chat" else _outputs(entry, project)
@@ -377,4 +379,6 @@ def start_app(app: App, port: int = 8501) -> subprocess.Popen:
     try:
         return subprocess.Popen([sys.executable, *words], cwd=app.folder)
     except OSError as error:
-        raise FsdlError(f"The app cannot be started: {error}", where=str(app.folder), fix=app.command) from error
+        raise FsdlError(
+            f"The app cannot be started: {error}", where=str(app.folder), fix=app.command
+        ) from error

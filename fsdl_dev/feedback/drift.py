@@ -123,7 +123,9 @@ def _told_apart(before: Features, now: Features) -> tuple[float, float, np.ndarr
     "The area under the curve of a domain classifier, its chance where nothing has changed, and its scores."
     rows = np.concatenate([before.values, now.values])
     sides = np.r_[np.zeros(len(before), int), np.ones(len(now), int)]
-    classifier = make_pipeline(StandardScaler(), LogisticRegression(C=0.05, max_iter=500, class_weight="balanced"))
+    classifier = make_pipeline(
+        StandardScaler(), LogisticRegression(C=0.05, max_iter=500, class_weight="balanced")
+    )
     folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=0)
     scores = cross_val_predict(classifier, rows, sides, cv=folds, method="predict_proba")[:, 1]
     chance = mannwhitneyu(scores[sides == 1], scores[sides == 0], alternative="greater").pvalue
@@ -160,7 +162,8 @@ def look_for_drift(
     reference: str,  # "digits@production"
     against: Path | str | None = None,  # a folder of pictures, or a text file; default: the feedback
     *,
-    level: float | None = None,  # how often an alarm is false where nothing has changed; default: the settings'
+    level: float
+    | None = None,  # how often an alarm is false where nothing has changed; default: the settings'
     data: str = "",  # "package.module:function" of the training's data; default: the settings'
     folder: Path | str | None = None,  # a folder of the project; default: the current one
 ) -> DriftLook:

@@ -49,7 +49,9 @@ def draw_features(look: DriftLook, most: int = 3) -> Picture:
             axis.hist(values, edges, density=True, alpha=0.6, color=colour, label=label)
         _panel(axis, f"{one.name}: distance {one.distance:.2f}")
         axis.legend(fontsize=7, labelcolor=INK, framealpha=0)
-    return Picture(figure, "; ".join(f"{one.name}: median {one.before:.3g} before, {one.now:.3g} now" for one in shown))
+    return Picture(
+        figure, "; ".join(f"{one.name}: median {one.before:.3g} before, {one.now:.3g} now" for one in shown)
+    )
 
 
 def draw_told_apart(drift: Drift) -> Picture:
@@ -60,7 +62,10 @@ def draw_told_apart(drift: Drift) -> Picture:
         axis.hist(values, np.linspace(0, 1, 21), density=True, alpha=0.6, color=colour, label=label)
     _panel(axis, f"taken for now: area {drift.apart:.2f}")
     axis.legend(fontsize=7, labelcolor=INK, framealpha=0)
-    return Picture(figure, f"A classifier tells before and now apart with an area of {drift.apart:.2f}; 0.5 is not at all.")
+    return Picture(
+        figure,
+        f"A classifier tells before and now apart with an area of {drift.apart:.2f}; 0.5 is not at all.",
+    )
 
 
 def draw_classes(look: DriftLook, most: int = 20) -> Picture:
@@ -88,7 +93,9 @@ def _oddest(look: DriftLook, most: int = 12) -> str:
             continue
         file = io.BytesIO()
         one.copy().resize((64, 64)).save(file, format="PNG")
-        parts.append(f'<img alt="input {at}" src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}">')
+        parts.append(
+            f'<img alt="input {at}" src="data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}">'
+        )
     return f'<div class="odd">{"".join(parts)}</div>'
 
 
@@ -102,10 +109,17 @@ def drift_page(look: DriftLook) -> str:
             [one.name, f"{one.distance:.2f}", f"{one.chance:.2g}", f"{one.before:.3g}", f"{one.now:.3g}"]
             for one in drift.shifts[:10]
         ]
-        body += ["<h2>The features that differ most</h2>", draw_features(look).html(), grid_html([head, *rows])]
+        body += [
+            "<h2>The features that differ most</h2>",
+            draw_features(look).html(),
+            grid_html([head, *rows]),
+        ]
         body += ["<h2>Told apart</h2>", draw_told_apart(drift).html()]
         body += ["<h2>Answers</h2>", draw_classes(look).html()]
         body += ["<h2>The inputs that are least like before</h2>", _oddest(look)]
     title = f"drift of {html.escape(drift.model)}"
-    head_html = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
-    return f'<!doctype html><html lang="en"><head>{head_html}<style>{_STYLE}</style></head><body>{"".join(body)}</body></html>'
+    head_html = (
+        f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
+    )
+    page_head = f'<!doctype html><html lang="en"><head>{head_html}<style>{_STYLE}</style></head>'
+    return f"{page_head}<body>{''.join(body)}</body></html>"

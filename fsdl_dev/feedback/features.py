@@ -82,7 +82,9 @@ def _of_folder(place: Path, kind: str, settings: FeedbackSettings) -> list[Any]:
     "The pictures of a folder, or the lines of a text file. Raises FsdlError where there are none."
     if not place.exists():
         near = did_you_mean(place.name, [one.name for one in place.parent.glob("*")])
-        raise FsdlError(f"There is no {place}.{near}", where="--against", fix="a folder of pictures, or a text file")
+        raise FsdlError(
+            f"There is no {place}.{near}", where="--against", fix="a folder of pictures, or a text file"
+        )
     if kind == "image":
         files = sorted(file for file in place.rglob("*") if file.suffix.lower() in _SUFFIXES)
         found = [as_picture(clean_picture(file.read_bytes(), settings)) for file in files]
@@ -91,7 +93,9 @@ def _of_folder(place: Path, kind: str, settings: FeedbackSettings) -> list[Any]:
         found = [clean_text(line, settings) for line in lines if line.strip()]
     if not found:
         what = f"{place} has no {'pictures' if kind == 'image' else 'lines of text'}."
-        raise FsdlError(what, where="--against", fix="a folder of pictures, or a text file with a text in each line")
+        raise FsdlError(
+            what, where="--against", fix="a folder of pictures, or a text file with a text in each line"
+        )
     return found
 
 

@@ -64,7 +64,13 @@ _KEPT_CONTROLS = "\n\t\u200c\u200d"  # the last two join and part letters and em
 
 def _harmless(character: str) -> bool:
     "Whether a character is written, and controls nothing."
-    return character in _KEPT_CONTROLS or unicodedata.category(character) not in ("Cc", "Cf", "Cs", "Co", "Cn")
+    return character in _KEPT_CONTROLS or unicodedata.category(character) not in (
+        "Cc",
+        "Cf",
+        "Cs",
+        "Co",
+        "Cn",
+    )
 
 
 def clean_text(text: str, settings: FeedbackSettings, name: str = "the text") -> str:

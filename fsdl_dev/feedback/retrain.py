@@ -43,7 +43,9 @@ _OF_THE_RUN = ("owner", "status", "dataset", "sweep", "reproduces", "retrains", 
 _ADDS = b"with_feedback", b"feedback_version"
 
 
-def _request(job: JobRecord, tags: Mapping[str, str], params: Mapping[str, Any], on: str | None) -> LaunchRequest:
+def _request(
+    job: JobRecord, tags: Mapping[str, str], params: Mapping[str, Any], on: str | None
+) -> LaunchRequest:
     "What a job was asked for, once more."
     kept = {name: value for name, value in job.tags.items() if name not in _OF_THE_RUN}
     asked = job.resources
@@ -79,7 +81,9 @@ def prepared_again(
         cell = (job.cell_title or str(job.cell_number)) if job.kind == "cell" else None
         return prepare(path, asked, folder=folder, cell=cell)
     if job.module:
-        return prepare(f"-m {job.module.removesuffix('.__main__')}", asked, folder=folder, args=args or job.args)
+        return prepare(
+            f"-m {job.module.removesuffix('.__main__')}", asked, folder=folder, args=args or job.args
+        )
     path = os.path.relpath(project.root / str(job.script), folder)
     return prepare(path, asked, folder=folder, args=args or job.args)
 
@@ -111,7 +115,9 @@ class Retrained(Answer):
 
     @property
     def ok(self) -> bool:
-        return self.promoted is not None or (self.run is None and not any(check.failed for check in self.checks))
+        return self.promoted is not None or (
+            self.run is None and not any(check.failed for check in self.checks)
+        )
 
     @property
     def exit_code(self) -> int:
@@ -123,7 +129,12 @@ class Retrained(Answer):
         counts = ", ".join(f"{part} {len(self.version.part(part))}" for part in PARTS)
         told = [("feedback", f"{len(self.version.corrections)} accepted corrections"), ("data set", "")]
         told[1] = "data set", f"{self.version.reference}: {counts}"
-        told.append(("run", f"{self.run.words}, retrained from {run_words(self.before.run)}" if self.run else "none yet"))
+        told.append(
+            (
+                "run",
+                f"{self.run.words}, retrained from {run_words(self.before.run)}" if self.run else "none yet",
+            )
+        )
         for name, one in (self.measured.numbers if self.measured else {}).items():
             told.append((f"{name} test", f"{one['before']:.3f} before, {one['now']:.3f} now"))
         held = self.promoted or self.before
@@ -164,14 +175,23 @@ def _used(run: Run, version: FeedbackVersion) -> None:
     raise FsdlError(what, where=run.words, fix=fix, exit_code=3, code="unused")
 
 
-def _keep_comparison(store: FeedbackStore, run: Run, version: FeedbackVersion, measured: MeasuredAnew) -> None:
+def _keep_comparison(
+    store: FeedbackStore, run: Run, version: FeedbackVersion, measured: MeasuredAnew
+) -> None:
     "Write what was measured beside the feedback, and into the run's event log."
     folder = store.folder / "comparisons"
     ensure_private(folder)
-    values = {"run": run.id, "against": measured.holder, "version": version.reference, "digest": version.digest}
+    values = {
+        "run": run.id,
+        "against": measured.holder,
+        "version": version.reference,
+        "digest": version.digest,
+    }
     values |= {"tests": measured.numbers, "checks": [check.text() for check in measured.checks]}
     replace_file(folder / f"{run.id}.json", json.dumps(values, indent=1, ensure_ascii=False), mode=None)
-    words = "; ".join(f"{name} test {one['before']:.3f} to {one['now']:.3f}" for name, one in measured.numbers.items())
+    words = "; ".join(
+        f"{name} test {one['before']:.3f} to {one['now']:.3f}" for name, one in measured.numbers.items()
+    )
     run.record(Note(text=f"compared with {run_words(measured.holder)}: {words}", level="info"))
 
 

@@ -14,9 +14,7 @@ from ..core.errors import FsdlError, did_you_mean
 from ..core.units import read_size
 
 # %% ../../nbs/feedback/00_settings.ipynb #72cbd5de
-_CONSENT = (
-    "I agree that what I send, the model's answer and my correction are kept by this project to improve the model."
-)
+_CONSENT = "I agree that what I send, the model's answer and my correction are kept to improve the model."
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,12 @@ from scipy.stats import binomtest
 
 from ..core.check import Check
 from ..core.errors import FsdlError
-from ..core.rundir import run_words
 from ..core.settings import Project
 from ..data.corrections import FeedbackVersion, feedback_part
 from .served import call_model
 from .settings import FeedbackSettings
 from ..records.checkpoints import Checkpoint
 from ..records.run import Run
-from ..records.words import say_number
 from ..share.evidence import MeasuredAnew
 from ..share.model_file import Promotion
 from ..share.sealed import holder_under, sealed_numbers
@@ -61,7 +59,9 @@ def new_check(new: Measured) -> Check:
         return Check("new test", "fail", what, fix="accept more corrections: fsdl feedback list NAME")
     if new.gain <= 0 or (new.chance is not None and new.chance >= 0.05):
         what = f"not clearly better on the corrections: {new}"
-        return Check("new test", "fail", what, fix="with_feedback(data, repeat=4), more epochs, or more corrections")
+        return Check(
+            "new test", "fail", what, fix="with_feedback(data, repeat=4), more epochs, or more corrections"
+        )
     return Check("new test", "pass", str(new))
 
 
@@ -75,7 +75,9 @@ def old_check(old: Measured, may_lose: float) -> Check:
 
 # %% ../../nbs/feedback/06_side_by_side.ipynb #e551495c
 @torch.no_grad()
-def right_answers(model: Any, examples: Any, collate: Any = None, batch_size: int = 256) -> torch.Tensor:  # bool [n]
+def right_answers(
+    model: Any, examples: Any, collate: Any = None, batch_size: int = 256
+) -> torch.Tensor:  # bool [n]
     "Which examples a model answers correctly."
     loader = torch.utils.data.DataLoader(examples, batch_size, collate_fn=collate)
     right = [torch.zeros(0, dtype=torch.bool)]
@@ -100,7 +102,9 @@ def load_data(settings: FeedbackSettings, project: Project, name: str, given: st
     module, colon, function = spec.partition(":")
     if not (colon and function.isidentifier()):
         what = f"{spec!r} names no function." if spec else "What makes the data of the training is not named."
-        raise FsdlError(what, where=where, fix=f"{fix}   (a function or class that is called without arguments)")
+        raise FsdlError(
+            what, where=where, fix=f"{fix}   (a function or class that is called without arguments)"
+        )
     project.make_importable()
     try:
         return getattr(importlib.import_module(module), function)()
@@ -123,8 +127,13 @@ def old_numbers(
         return measure_both("old", *rights), []
     base = sealed.base(None, holder.metric, checkpoint.metric)
     if base is None:
-        what = f"which sealed number decides is not known: {', '.join(sorted(sealed.values)) or 'there is none'}"
-        return None, [*sealed.checks, Check("old test", "fail", what, fix="one sealed metric, named as the training's")]
+        what = (
+            f"which sealed number decides is not known: {', '.join(sorted(sealed.values)) or 'there is none'}"
+        )
+        return None, [
+            *sealed.checks,
+            Check("old test", "fail", what, fix="one sealed metric, named as the training's"),
+        ]
     path = Path(project.store, holder.artifact, next(iter(holder.files)).split("/")[0])
     known, problem = holder_under(holder, sealed, base, project, path)
     if problem:

@@ -165,7 +165,11 @@ class FeedbackStore:
             content = clean_text(given, self.settings).encode()  # pyright: ignore[reportArgumentType]
         digest, own_id = hashlib.sha256(content).hexdigest(), uuid.uuid4().hex[:12]
         line = {"verb": "predict", "id": own_id, "model": model, "run": run, "kind": kind, "input": digest}
-        line |= {"size": len(content), "prediction": prediction[: self.settings.max_text], "confidence": confidence}
+        line |= {
+            "size": len(content),
+            "prediction": prediction[: self.settings.max_text],
+            "confidence": confidence,
+        }
         with self._locked():
             path = self.folder / "inputs" / (digest + _SUFFIX[kind])
             self._room(0 if path.is_file() else len(content))

@@ -325,7 +325,9 @@ def promote(
         checks += [check for check in judge(policy, facts) if check.verdict != "pass"]
         if anew:
             checks += [data_check(found, data, None), *anew.against(holder)]
-            metric, mode, value = (metric, mode, value) if value is not None else (anew.metric, "max", anew.value)
+            metric, mode, value = (
+                (metric, mode, value) if value is not None else (anew.metric, "max", anew.value)
+            )
         else:
             checks += [data_check(found, data, holder), compared]
         if failed := [check for check in checks if check.failed]:

@@ -62,7 +62,9 @@ def test_a_picture_is_answered_corrected_and_reviewed(digits):
     page.button[0].click().run()
     assert not page.exception and store.entry(kept.id).label == "8" and page.success
     page.sidebar.radio[0].set_value("Review").run()
-    assert "1 corrections wait" in page.subheader[0].value and any("it should be:   8" in text.value for text in page.main.text)
+    assert "1 corrections wait" in page.subheader[0].value and any(
+        "it should be:   8" in text.value for text in page.main.text
+    )
     page.text_input(key="who").set_value("Ada").run()
     page.button(key=f"Accept-{kept.id}").click().run()
     assert (store.entry(kept.id).state, store.entry(kept.id).who) == ("accepted", "Ada")
@@ -121,7 +123,11 @@ def test_a_model_of_an_unknown_kind_says_what_is_needed(digits):
     assert refused.value.code == "kind" and "digit_net:Net" in refused.value.what
     assert "--kind image" in refused.value.fix and "predict in app.py" in refused.value.fix
     app = write_app("other@production", kind="image", folder=digits)
-    assert app.guessed and "edit TAKES" in app.to_text() and "this is a guess" in (app.folder / "app.py").read_text()
+    assert (
+        app.guessed
+        and "edit TAKES" in app.to_text()
+        and "this is a guess" in (app.folder / "app.py").read_text()
+    )
     page = opened(app)
     page.file_uploader[0].upload("three.png", picture_of(3), "image/png").run()
     assert "does not fit this app" in page.error[0].value

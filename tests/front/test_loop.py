@@ -85,7 +85,12 @@ def test_from_corrections_to_the_next_model_and_back(digits):
     from fsdl_dev.core.event_kinds import Data
 
     run.dir.writer("rank0", 0).write(
-        Data(name="DigitsData", digest=data.digest, splits={"train": 9}, sources={"train": data.sources["train"]})
+        Data(
+            name="DigitsData",
+            digest=data.digest,
+            splits={"train": 9},
+            sources={"train": data.sources["train"]},
+        )
     )
     (digits / "train.py").write_text("data = fsdl_dev.with_feedback(data)\n")
     made = retrain("digits@production", run=run.id, why="inverted", say=None)
@@ -94,7 +99,12 @@ def test_from_corrections_to_the_next_model_and_back(digits):
     assert tests["new"]["before"] < 0.3 < 0.8 < tests["new"]["now"] and tests["old"]["count"] == 359
     assert promotions("digits")[-1].against["tests"]["new"]["version"] == version.reference
     told = lineage(run.id).to_text()
-    assert version.reference in told and "200 corrections accepted by Ada" in told and "retrained from" in told and "promoted by" in told
+    assert (
+        version.reference in told
+        and "200 corrections accepted by Ada" in told
+        and "retrained from" in told
+        and "promoted by" in told
+    )
     assert run.id in {one for one, *_ in lineage(version.reference).found}
     assert fsdl("rollback", "digits") and promotions("digits")[-1].run == first.run
 
@@ -122,7 +132,12 @@ def test_a_model_that_is_not_better_is_not_promoted(digits):
     from fsdl_dev.core.event_kinds import Data
 
     run.dir.writer("rank0", 0).write(
-        Data(name="DigitsData", digest=data.digest, splits={"train": 9}, sources={"train": data.sources["train"]})
+        Data(
+            name="DigitsData",
+            digest=data.digest,
+            splits={"train": 9},
+            sources={"train": data.sources["train"]},
+        )
     )
     made = retrain("digits@production", run=run.id, say=None)
     assert made.exit_code == 3 and promotions("digits")[-1].run == first.run
@@ -135,7 +150,7 @@ def test_nothing_accepted_and_no_data_are_named(digits):
     assert "No feedback on digits is accepted" in refused.value.what
     assert "There is no feedback on digits" in fsdl("feedback", "list", "digits", code=4)
     (digits / "pyproject.toml").write_text("[tool.fsdl_dev]\n")
-    assert "data = \"my_project.data:load\"" in fsdl("drift", "digits@production", code=2)
+    assert 'data = "my_project.data:load"' in fsdl("drift", "digits@production", code=2)
 
 
 def test_few_inputs_are_no_verdict(digits):
@@ -152,10 +167,15 @@ def test_fresh_samples_of_the_training_raise_no_alarm(digits):
     alarms = 0
     for seed in range(40):
         order = np.random.default_rng(seed).permutation(len(values))
-        one, two = (Features(parts[0].names, values[some], np.zeros(len(some), int)) for some in (order[200:], order[:200]))
+        one, two = (
+            Features(parts[0].names, values[some], np.zeros(len(some), int))
+            for some in (order[200:], order[:200])
+        )
         alarms += drift_between(one, two, 0.001).alarm
     assert alarms == 0
-    inverted = features_of(model, [((1 - 0.305 * 2) / 0.376 - image, target) for image, target in data.parts["test"]])
+    inverted = features_of(
+        model, [((1 - 0.305 * 2) / 0.376 - image, target) for image, target in data.parts["test"]]
+    )
     assert drift_between(Features(parts[0].names, values, np.zeros(len(values), int)), inverted, 0.001).alarm
 
 
@@ -221,5 +241,5 @@ def test_feedback_is_deleted_with_its_data_sets(digits):
 
 
 def test_the_commands_load_no_torch():
-    code = "import sys; from fsdl_dev.cli.main import main; sys.exit('torch' in sys.modules or 'streamlit' in sys.modules)"
+    code = "import sys; from fsdl_dev.cli.main import main; sys.exit(bool({'torch', 'streamlit'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

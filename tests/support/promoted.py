@@ -52,10 +52,16 @@ def make_project(root: Path) -> Path:
     return root
 
 
-def add_run(root: Path, module, cls: str, value: float, takes: Takes | None, digest: str = "d1", **job) -> Run:
+def add_run(
+    root: Path, module, cls: str, value: float, takes: Takes | None, digest: str = "d1", **job
+) -> Run:
     """A run that succeeded, with the module as its checkpoint, and what its data takes of a person."""
     passed = (Check("tests", "pass", "2 notebooks"),)
-    made = create_run_dir(open_store(find_project(root)), Job(**{"kind": "script", "name": "train.py", **job}), LaunchRecord(checks=passed))
+    made = create_run_dir(
+        open_store(find_project(root)),
+        Job(**{"kind": "script", "name": "train.py", **job}),
+        LaunchRecord(checks=passed),
+    )
     made.checkpoints.mkdir(exist_ok=True)
     path = made.checkpoints / "last.ckpt"
     saved = {"state_dict": module.state_dict(), "hyper_parameters": dict(module.hparams)}
@@ -63,7 +69,13 @@ def add_run(root: Path, module, cls: str, value: float, takes: Takes | None, dig
     log = made.writer("rank0", 0)
     log.write(Data(name="DigitsData", digest=digest, takes=takes.to_dict() if takes else None))
     log.write(Metric(step=10, values={"val_accuracy": value}))
-    said = {"metric": "val_accuracy", "mode": "max", "value": value, "best": True, "bytes": path.stat().st_size}
+    said = {
+        "metric": "val_accuracy",
+        "mode": "max",
+        "value": value,
+        "best": True,
+        "bytes": path.stat().st_size,
+    }
     log.write(Checkpoint(path="checkpoints/last.ckpt", step=10, sha256=file_sha256(path), cls=cls, **said))
     for state in ("queued", "starting", "running", "succeeded"):
         made.set_state(made.writer("worker"), state, "by hand")

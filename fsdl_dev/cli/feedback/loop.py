@@ -22,7 +22,10 @@ from ...launcher.completion import complete_params, complete_paths, complete_run
 
 # %% ../../../nbs/cli/feedback/02_loop.ipynb #83a41903
 _data_option = click.option(
-    "--data", default="", metavar="MODULE:NAME", help="What makes the training's data.  [default: the settings']"
+    "--data",
+    default="",
+    metavar="MODULE:NAME",
+    help="What makes the training's data.  [default: the settings']",
 )
 
 
@@ -75,7 +78,10 @@ def drift(model, against, level, data, to, as_json):
 @on_option("Where to train.  [default: where the model was trained]")
 @_data_option
 @click.option(
-    "--run", metavar="RUN", shell_complete=complete_runs, help="Compare this run, which has ended; launch nothing."
+    "--run",
+    metavar="RUN",
+    shell_complete=complete_runs,
+    help="Compare this run, which has ended; launch nothing.",
 )
 @click.option("--why", default="", metavar="TEXT", help="The reason, for those who read the file later.")
 @click.option("--dry-run", is_flag=True, help="Make the data set and check; launch nothing.")

@@ -35,7 +35,9 @@ _state_option = click.option(
     "--state", metavar="STATE", shell_complete=complete_words(_STATES),
     help="Only those: kept (no correction), waiting, accepted or rejected.",
 )  # fmt: skip
-_who_option = click.option("--who", default="", metavar="NAME", help="Who decides.  [default: the owner of runs]")
+_who_option = click.option(
+    "--who", default="", metavar="NAME", help="Who decides.  [default: the owner of runs]"
+)
 
 
 def _store(name: str):
@@ -46,7 +48,9 @@ def _store(name: str):
     if not store.log.is_file():
         known = ", ".join(feedback_names(store.project.store)) or "no model"
         what = f"There is no feedback on {store.name}; there is some on {known}."
-        raise FsdlError(what, where=str(store.folder), fix=f"fsdl app {store.name}@production --run", exit_code=4)
+        raise FsdlError(
+            what, where=str(store.folder), fix=f"fsdl app {store.name}@production --run", exit_code=4
+        )
     return store
 
 
@@ -93,7 +97,14 @@ def list_feedback(name, state, as_json):
         return print_json([asdict(one) for one in entries])
     head = ["id", "when", "state", "said", "right", "input", "by"]
     rows = [
-        [one.id, one.when[:16], one.state, *map(_short, (one.prediction, one.label or "")), one.file[:12], one.who]
+        [
+            one.id,
+            one.when[:16],
+            one.state,
+            *map(_short, (one.prediction, one.label or "")),
+            one.file[:12],
+            one.who,
+        ]
         for one in entries
     ]
     click.echo(for_terminal(grid_text([head, *rows])) if rows else f"No feedback on {store.name}.")
@@ -107,7 +118,9 @@ def _short(text: str) -> str:
     return line if len(line) <= 30 else line[:29] + "…"
 
 
-def _review(name: str, ids: tuple[str, ...], state: str | None, accept: bool, who: str, label: str | None) -> None:
+def _review(
+    name: str, ids: tuple[str, ...], state: str | None, accept: bool, who: str, label: str | None
+) -> None:
     store = _store(name)
     done = store.review(_chosen(store, ids, state), accept, who, label)
     click.echo(f"{len(done)} {'accepted' if accept else 'rejected'}, {len(store.entries('waiting'))} wait")
@@ -117,7 +130,9 @@ def _review(name: str, ids: tuple[str, ...], state: str | None, accept: bool, wh
 @_name_argument
 @_ids_argument
 @_state_option
-@click.option("--label", metavar="LABEL", help="What is right, where the person said something else or nothing.")
+@click.option(
+    "--label", metavar="LABEL", help="What is right, where the person said something else or nothing."
+)
 @_who_option
 def accept(name, ids, state, label, who):
     """Accept corrections: they become part of the next data set.
@@ -180,5 +195,7 @@ def dataset(name, who, as_json):
     version = make_version(_store(name), who)
     if as_json:
         parts = {part: len(version.part(part)) for part in ("train", "validation", "test")}
-        return print_json({"version": version.reference, "digest": version.digest, "folder": str(version.folder), **parts})
+        return print_json(
+            {"version": version.reference, "digest": version.digest, "folder": str(version.folder), **parts}
+        )
     click.echo(f"{version}\n{version.folder}")
