@@ -15,6 +15,11 @@ _WHERE = {
     "DigitsData": "data.digits",
     "ImageFolderData": "data.images",
     "TextData": "data.text",
+    "ImageInput": "data.inputs",
+    "TextInput": "data.text",
+    "ChatInput": "data.text",
+    "with_feedback": "data.corrections",
+    "feedback_version": "data.corrections",
     "load_timm": "models.timm",
     "load_transformer": "models.transformers",
     "ImageClassifier": "train.vision",
@@ -41,6 +46,10 @@ _WHERE = {
     "share_run": "cards.share_page",
     "load_model": "share.promote",
     "verify": "records.certificate.verify",
+    "FeedbackStore": "feedback.store",
+    "write_app": "feedback.app",
+    "drift": "feedback.drift",
+    "retrain": "feedback.retrain",
     "targets": "api",
     "consent": "api",
     "Run": "api",
@@ -77,9 +86,15 @@ def unload_ipython_extension(shell) -> None:
 if TYPE_CHECKING:
     from fsdl_dev.core.errors import FsdlError
     from fsdl_dev.cards.share_page import share_run
+    from fsdl_dev.data.corrections import feedback_version, with_feedback
     from fsdl_dev.data.digits import DigitsData
     from fsdl_dev.data.images import ImageFolderData
-    from fsdl_dev.data.text import TextData
+    from fsdl_dev.data.inputs import ImageInput
+    from fsdl_dev.data.text import ChatInput, TextData, TextInput
+    from fsdl_dev.feedback.app import write_app
+    from fsdl_dev.feedback.drift import drift
+    from fsdl_dev.feedback.retrain import retrain
+    from fsdl_dev.feedback.store import FeedbackStore
     from fsdl_dev.models.timm import load_timm
     from fsdl_dev.models.transformers import load_transformer
     from fsdl_dev.share.mirror import mirror

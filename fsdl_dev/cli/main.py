@@ -27,6 +27,9 @@ from .clean import cancel, gc, rm
 from .debugging.profile import profile_run
 from .debugging.shell import open_shell
 from .environment.env import environment_commands
+from .feedback.app import app
+from .feedback.loop import LOOP
+from .feedback.review import feedback
 from .frame import Commands, after_each_save, tell, tell_checks, watched
 from .git.setup import git_setup
 from fsdl_dev.cli.options import (
@@ -527,6 +530,9 @@ for _command in (
     reproduce_run,
     package_run,
     *SHARE,
+    app,
+    feedback,
+    *LOOP,
     help_command,
     skill,
     mcp,

@@ -17,7 +17,14 @@ import torch
 from ..core.errors import FsdlError
 from .digest import data_digest, split_indices
 from .loaders import DataParts
-from .text import dataset_column, dataset_source, load_dataset_split, load_tokenizer
+from fsdl_dev.data.text import (
+    TextInput,
+    dataset_column,
+    dataset_source,
+    load_dataset_split,
+    load_tokenizer,
+    tokenizer_name,
+)
 
 # %% ../../nbs/data/06_classification.ipynb #bf30d159
 def _pad_batch(
@@ -66,6 +73,7 @@ class TextClassificationData(DataParts):
         pad = self.tokenizer.pad_token_id
         self.collate = partial(_pad_batch, pad_token_id=0 if pad is None else pad)
         self.sources = dict.fromkeys(self.parts, f"{source}, split by seed {seed}")
+        self.takes = TextInput(tuple(self.classes), tokenizer_name(self.tokenizer), max_length)
         self.train_dataloader()  # refuses a batch larger than the data now, not when a run has started
 
     @classmethod
@@ -84,6 +92,11 @@ class TextClassificationData(DataParts):
         data = load_dataset_split(dataset, split)
         columns = dataset_column(data, text), dataset_column(data, label)
         return cls(*columns, source=dataset_source(dataset, data, split), **settings)
+
+    def example(self, given: str, label: str) -> tuple:
+        "A text of a person, with the number of its label."
+        tokens = torch.tensor(self.tokenizer.encode(given)[: self.takes.max_length])
+        return tokens, self.takes.number(label)
 
     @cached_property
     def digest(self) -> str:

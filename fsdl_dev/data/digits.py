@@ -15,6 +15,7 @@ from torch.nn.functional import interpolate
 
 from ..core.errors import FsdlError
 from .digest import data_digest, split_indices
+from .inputs import ImageInput
 from .loaders import DataParts
 
 # %% ../../nbs/data/02_digits.ipynb #0b4d94d5
@@ -59,6 +60,9 @@ class DigitsData(DataParts):
         names = ("train", "validation", "test")
         self.parts = {n: torch.utils.data.TensorDataset(images[i], targets[i]) for n, i in zip(names, parts)}
         self.sources = dict.fromkeys(names, f"scikit-learn's digits, split by seed {seed}")
+        self.takes = ImageInput(
+            tuple(map(str, range(10))), image_size, (0.305,) * channels, (0.376,) * channels, crop=1.0
+        )
         self.train_dataloader()  # refuses a batch larger than the data now, not when a run has started
 
     @cached_property

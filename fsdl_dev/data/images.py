@@ -15,6 +15,7 @@ from PIL import Image
 
 from ..core.errors import FsdlError, check_choice, did_you_mean
 from .digest import data_digest, split_indices
+from .inputs import ImageInput
 from .loaders import DataParts, item_randomness
 
 # %% ../../nbs/data/03_images.ipynb #48269709
@@ -151,6 +152,7 @@ class ImageFolderData(DataParts):
         self.sources = {n: str(place / own[n]) if own else f"{place}, split by seed {seed}" for n in samples}
         self.num_classes = len(self.classes)
         self.parts = {name: ImageFiles(s, train if name == "train" else score) for name, s in samples.items()}
+        self.takes = ImageInput(tuple(self.classes), image_size, tuple(mean), tuple(std))
         self.train_dataloader()  # refuses a batch larger than the data now, not when a run has started
 
     @property

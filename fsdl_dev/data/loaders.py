@@ -214,6 +214,11 @@ class DataParts(LightningDataModule):
     num_workers: int  # loader processes
     sources: dict[str, str]  # name -> where its examples came from, for the run's record
     collate: Any = None  # how examples become a batch; None is torch's own
+    takes: Any = None  # what it takes of a person, as `inputs.Takes` says it; None: that is not known
+
+    def example(self, given: Any, label: str) -> tuple:
+        "A picture or a text of a person, with the number of its label, as the parts have their examples."
+        return self.takes(given), self.takes.number(label)
 
     def _loader(self, name: str):
         how = {"train": name == "train", "num_workers": self.num_workers, "collate_fn": self.collate}

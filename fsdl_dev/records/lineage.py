@@ -11,11 +11,13 @@ import html
 import json
 import os
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from ..core.errors import FsdlError
 from ..core.event_kinds import Outputs
@@ -38,7 +40,8 @@ from ..snapshot.snapshot import load_snapshot
 class Link:
     "Something that a run used or made."
 
-    kind: str  # code, environment, image, data, import, run, sweep, checkpoint, export, file, model, failure or cost
+    # code, environment, image, data, feedback, import, run, sweep, checkpoint, export, file, model, failure or cost
+    kind: str
     name: str
     detail: str = ""
     digest: str = ""  # SHA-256 of its content, where one is recorded
@@ -80,8 +83,23 @@ def _snapshot_links(store: Path, digest: str) -> tuple[Link, ...]:
 
 def earlier_runs(job: Job) -> list[tuple[str, str]]:  # [(its id, or id@step; "resumed from"), ...]
     "The runs that a run goes on from, waited for or repeats."
-    named = (job.resume, job.after, job.tags.get("reproduces"))
-    return [(name, verb) for name, verb in zip(named, ("resumed from", "started after", "repeats")) if name]
+    named = (job.resume, job.after, job.tags.get("reproduces"), job.tags.get("retrains"))
+    verbs = ("resumed from", "started after", "repeats", "retrained from")
+    return [(name, verb) for name, verb in zip(named, verbs) if name]
+
+
+def _feedback_link(store: Path, reference: str) -> Link:  # digits@ab12cd34ef56
+    "The version of accepted feedback that a run trained on: how many corrections, and who accepted them."
+    name, _, digest = reference.partition("@")
+    for file in sorted((store / "feedback" / name / "versions").glob(f"{digest[:12]}*/version.json")):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            values = json.loads(file.read_bytes())
+            who = sorted({str(one["accepted_by"]).partition(" <")[0] for one in values["items"]})
+            parts = Counter(str(one["part"]) for one in values["items"])
+            counts = ", ".join(f"{part} {count}" for part, count in sorted(parts.items(), reverse=True))
+            told = f"{len(values['items'])} corrections accepted by {say_some(who, 3)}: {counts}"
+            return Link("feedback", reference, told, str(values["digest"]))
+    return Link("feedback", reference, "its version is not here", digest)
 
 
 def _used_links(run: RunDir, job: JobRecord, view: RunView) -> Iterator[Link]:
@@ -107,6 +125,8 @@ def _used_links(run: RunDir, job: JobRecord, view: RunView) -> Iterator[Link]:
         yield Link("run", name.partition("@")[0], verb)
     if sweep := job.tags.get("sweep"):
         yield Link("sweep", sweep)
+    if version := job.tags.get("feedback"):
+        yield _feedback_link(run.path.parent.parent, str(version))
 
 # %% ../../nbs/records/13_lineage.ipynb #26cf3cb5
 def changed_outputs(run: RunDir, view: RunView) -> dict[str, str]:
@@ -184,6 +204,12 @@ def _end_links(view: RunView) -> Iterator[Link]:
     yield Link("cost", say_seconds(view.life.elapsed()), view.cost.accounting.text())
 
 # %% ../../nbs/records/13_lineage.ipynb #6a041815
+def _measured_text(tests: Mapping[str, Any]) -> str:
+    "What both models were measured to be before a promotion; empty where their runs' own numbers were compared."
+    parts = [f"{name} {one['before']:.3f} to {one['now']:.3f}" for name, one in tests.items()]
+    return f", {'; '.join(parts)}" if parts else ""
+
+
 def model_links(
     root: Path,  # of the project
 ) -> Iterator[tuple[str, Link]]:  # a run, and what was promoted of it
@@ -194,6 +220,7 @@ def model_links(
                 entry = json.loads(line)
                 how = {"rollback": "given back"}.get(entry["verb"], "promoted")
                 told = f"{how} by {entry['who'].partition(' <')[0]}, {entry['when'][:10]}"
+                told += _measured_text((entry.get("against") or {}).get("tests") or {})
                 model = f"{entry['name']}@{entry['status']}"
                 for name, digest in entry["files"].items():
                     yield entry["run"], Link("model", model, f"{name}, {told}", digest)

@@ -38,7 +38,7 @@ from ..records.compare import data_digests_of
 from ..records.find import load_run
 from ..records.run import Run, open_run
 from ..records.words import say_number
-from .evidence import data_check, launch_check
+from .evidence import MeasuredAnew, data_check, launch_check
 from fsdl_dev.share.model_file import (
     STATUSES,
     Promotion,
@@ -274,6 +274,13 @@ def _tell_trackers(run: Run, entry: Promotion) -> None:
         run.dir.writer("people").write(PromotionEvent(path=path, sha256=digest, **told))
 
 
+def _against(holder: Promotion | None, anew: MeasuredAnew | None) -> dict | None:
+    "What a line says of the holder before it, and of what was measured of both."
+    if holder is None:
+        return None
+    return {"run": holder.run, "value": holder.value, **({"tests": anew.numbers} if anew else {})}
+
+
 def _signed(project: Project, why: str) -> dict:
     "Who does it, when and why. Raises FsdlError for a secret in the reason: git keeps the file."
     refuse_secrets({"--why": why})
@@ -291,6 +298,7 @@ def promote(
     metric: str | None = None,  # what is compared; None: the holder's, else the checkpoint's own
     better: str | None = None,  # "max" or "min"; None: as the checkpoint says
     recompute: bool = False,  # run the sealed cells again, here, whatever the run's record says
+    anew: MeasuredAnew | None = None,  # both models on the same examples, where their data differs
     folder: Path | str | None = None,  # a folder of the project; default: the current one
 ) -> Promotion:
     "Give a run's checkpoint a status, on evidence. Raises FsdlError with each check that failed."
@@ -330,7 +338,13 @@ def promote(
             promotion_signed="promotion_signed" not in policy.fields or can_sign(project.root),
         )
         checks += [check for check in judge(policy, facts) if check.verdict != "pass"]
-        checks += [data_check(found, data, holder), compared]
+        if anew:
+            checks += [data_check(found, data, None), *anew.against(holder)]
+            metric, mode, value = (
+                (metric, mode, value) if value is not None else (anew.metric, "max", anew.value)
+            )
+        else:
+            checks += [data_check(found, data, holder), compared]
         if failed := [check for check in checks if check.failed]:
             head = f"Not promoted: {len(failed)} of {len(checks)} checks failed."
             text = "\n".join([head, *(check.text() for check in checks)])
@@ -349,7 +363,7 @@ def promote(
             str(mode),
             float(value),
             data,
-            against={"run": holder.run, "value": holder.value} if holder else None,
+            against=_against(holder, anew),
             checks=[check.text() for check in checks],
             sealed={**sealed_facts(sealed)},
             **signed,

@@ -25,6 +25,7 @@ from pytorch_lightning.loggers.logger import DummyLogger
 
 from ..core.event_kinds import Data, Event, Metric, Progress, Stage
 from ..core.events import EventWriter, current_run_dir, current_writer
+from ..data.inputs import Takes
 from .cadence import metric_interval
 from .loggers import as_number
 
@@ -274,8 +275,10 @@ class RunEvents(pl.Callback):
         if self.writer is not None and trainer.is_global_zero and (known or view):
             parts, sources = getattr(data, "parts", None), getattr(data, "sources", {})
             splits = {part: len(rows) for part, rows in parts.items()} if isinstance(parts, dict) else {}
+            takes = getattr(data, "takes", None)
             told = {"name": type(data).__name__, "splits": splits, "sources": sources}
             told |= {"feature_view": str(view)} if view else {}
+            told["takes"] = takes.to_dict() if isinstance(takes, Takes) else None
             digest = lambda: data.digest if known and getattr(data, "digest_is_cheap", True) else None
             write = lambda: self._write(Data(digest=digest(), **told))
             self._thread = threading.Thread(target=write, daemon=True)
