@@ -36,6 +36,8 @@ SETTINGS = {
     "on_limit": "A command that is run once at 50, 80 and 100 % of a limit, on the machine of the run.",
     "on_end": "A command that is run once a run has ended, on the machine of the run, such as one that sends a mail:"
     " see *Long runs*.",
+    "board": "What `fsdl board` shows: `views`, a table of conditions with names; `folder`; `pages`, the number of runs"
+    " with a page of their own. See *A page for the team*.",
     "quotas": "What a target is made to enforce, by target: see *Let Slurm enforce it*.",
 }
 ASKED_OF = {  # the groups of core.protocol.Env

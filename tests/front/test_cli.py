@@ -54,6 +54,7 @@ COMMANDS = (
     "export",
     "mirror",
     "share",
+    "board",
     "new",
     "init",
     "adopt",
