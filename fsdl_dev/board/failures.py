@@ -81,7 +81,7 @@ def _fix_cell(problem: Problem, changes: Callable[[Entry, Entry], str], linked: 
         return Cell("not yet")
     run, words = run_cell(problem.later, linked), changes(problem.newest, problem.later)
     said = words or "nothing of the job or its code: it ran again"
-    return Cell(f"{run.text}: {said}", html=f"{run.html}: {escaped(said)}")
+    return Cell(f"{run.text}: {said}", html=f"{run.html}: {escaped(said)}", kind="long")
 
 
 def failures_html(
@@ -96,7 +96,7 @@ def failures_html(
         for problem in problems[:_PROBLEMS]:
             newest, times = problem.newest, len(problem.failed)
             count_cell = Cell(f"{times:,}", times, kind="number")
-            what = [newest.name, newest.cell, newest.reason]
+            what = [newest.name, newest.cell, Cell(newest.reason, kind="long")]
             row: Row = [run_cell(newest, linked), count_cell, *what, _fix_cell(problem, changes, linked)]
             rows.append(row)
         about = f" ({ABOUT[cause]})" if cause in ABOUT else ""

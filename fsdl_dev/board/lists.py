@@ -78,7 +78,7 @@ def run_row(entry: Entry, linked: Collection[str]) -> list[Cell]:
         Cell(entry.name),
         best_cell(entry),
         Cell(entry.sealed, entry.sealed_value, kind="number"),
-        Cell(_labels(entry)),
+        Cell(_labels(entry), kind="long"),
     ]
 
 # %% ../../nbs/board/03_lists.ipynb #0a2abbeb
@@ -108,6 +108,7 @@ def _data_row(entry: Entry, linked: Collection[str]) -> list[Any]:
     ]
 
 
+_KINDS = {"state": "state", "parameters and tags": "long"}  # how other columns look
 _FIELDS = {"took": "took", "cost": "cost", "owner": "owner", "reported": "reported", "sealed": "sealed"}
 
 
@@ -132,7 +133,7 @@ def runs_table(
         return table(head, rows, label)
     lines = (_data_row(one, linked) for one in entries[SHOWN:most])
     data = lines if len(kept) == len(HEAD) else ([line[at] for at in kept] for line in lines)
-    kinds = ["number" if name in _NUMBERS else "state" if name == "state" else "" for name in head]
+    kinds = ["number" if name in _NUMBERS else _KINDS.get(name, "") for name in head]
     return table(head, rows, label, "more") + data_block("more", {"kinds": kinds, "rows": list(data)})
 
 # %% ../../nbs/board/03_lists.ipynb #a3e67239

@@ -21,7 +21,7 @@ class Cell(NamedTuple):
     text: str
     value: Any = None  # what it is sorted by: a number, or a list; None: the text
     html: str = ""  # shown instead of the text
-    kind: str = ""  # a class of the style sheet: better, worse, number
+    kind: str = ""  # a class of the style sheet: better, worse, number, long
 
     def td(self, tag: str = "td") -> str:
         value = "" if self.value is None else f" data-v='{escaped(json.dumps(self.value))}'"
@@ -208,7 +208,7 @@ padding:5px 9px;width:min(420px,100%)}
 table{border-collapse:collapse;width:100%;font-size:13px}
 th,td{text-align:left;font-weight:normal;padding:4px 12px 4px 10px;border-top:1px solid var(--line);
 vertical-align:top}
-td{max-width:420px;overflow-wrap:anywhere;min-width:4.5em}
+td{max-width:420px;overflow-wrap:break-word}td.long{min-width:15em}
 thead th{background:var(--soft);border-top:0;color:var(--faint);white-space:nowrap}
 tbody th{white-space:nowrap;position:sticky;left:0;background:var(--page);font-weight:600}
 th button{font:inherit;color:inherit;background:none;border:0;padding:0;cursor:pointer;

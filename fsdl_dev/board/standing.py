@@ -167,7 +167,8 @@ def standing_html(
         number = Cell("" if value is None else say_number(value), value, kind="number")
         line: Row = [
             run_cell(entry, linked), Cell(place.role), number, gap, *_sealed_cells(row, first, standing.mode),
-            Cell("" if row is first else _differs(row, first)), Cell(entry.launched, kind="number"), seconds_cell(entry),
+            Cell("" if row is first else _differs(row, first), kind="long"), Cell(entry.launched, kind="number"),
+            seconds_cell(entry),
             Cell(entry.cost, entry.amount, kind="number"), Cell(entry.owner),
         ]  # fmt: skip
         lines.append(line)

@@ -28,6 +28,7 @@ from fsdl_dev.board.sections import (
     Models,
     budgets_html,
     costs_html,
+    counts_html,
     going_html,
     machines_html,
     models_html,
@@ -331,6 +332,7 @@ class Board:
         )
         changes = partial(self._changes, clean)
         parts = [
+            counts_html(known.newest) if known.newest else "<p>Nothing was launched yet.</p>",
             section("Waiting and running", going_html(known.newest, linked), "going"),
             section("Baselines beside candidates", beside, "baselines"),
             section("Models", models_html(known.models, known.entries, linked), "models"),
@@ -345,7 +347,7 @@ class Board:
                 "Newest runs", runs_table(known.newest[:25], linked, "newest runs"), "newest", _PAGES_NOTE
             ),
         ]
-        return "".join(parts) or "<p>Nothing was launched yet.</p>"
+        return "".join(parts)
 
     def _rows(self, run_ids: Sequence[str]) -> Iterable[Any]:
         quoted = (f"'{one}'" if '"' in one else f'"{one}"' for one in dict.fromkeys(run_ids))
