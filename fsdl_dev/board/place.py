@@ -56,8 +56,9 @@ class Place:
                     where="FOLDER",
                     fix=f"fsdl board {self.folder / 'board'}   (or another empty folder)",
                 )
-            for folder in (self.folder, self.folder / PAGES):
-                self.make(folder, root)
+            self.make(self.folder, root)
+            (self.folder / STATE).touch()  # from here on it is a board: another process may be making it too
+            self.make(self.folder / PAGES, root)
         except OSError as error:
             raise self.unwritable(error) from error
 

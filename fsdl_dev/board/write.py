@@ -186,7 +186,7 @@ class Board:
         try:
             with exclusive(self.folder / LOCK):  # two boards of one folder are written one after the other
                 self._recall()
-                with removing_secrets() as clean:
+                with removing_secrets() as clean, self.runs.caught_up():
                     known = self._look(clean)
                     wanted = self._wanted(known)
                     self._write_lists(known, wanted, clean)
@@ -391,7 +391,7 @@ class Board:
         )
         links = _BesideLinks(linked)
         try:
-            text = share_html(run, find_baseline(run), Around(above, links))
+            text = share_html(run, find_baseline(run, self.runs), Around(above, links))
         except _BAD_RUN as error:
             self.failed[entry.id] = (
                 error.what if isinstance(error, FsdlError) else f"{type(error).__name__}: {error}"

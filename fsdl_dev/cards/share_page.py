@@ -45,38 +45,42 @@ class Baseline(NamedTuple):
     why: str
 
 
-def _others(run: Run, **asked: Any) -> list[RunRow]:
+def _others(run: Run, runs: RunStore, **asked: Any) -> list[RunRow]:
     "The other runs of the project that have succeeded and fit, the newest first unless a sort is asked for."
-    found = RunStore(run.store).query(state="succeeded", verify="here", **asked)
+    found = runs.query(state="succeeded", verify="here", **asked)
     return [row for row in found if row.id != run.id and not row.search]
 
 
 _FEW = 20  # rows that are read to find one that is no sweep
 
 
-def _best_before(run: Run, metric: str, mode: str) -> RunRow | None:
+def _best_before(run: Run, runs: RunStore, metric: str, mode: str) -> RunRow | None:
     "The best earlier run of the same job by a metric."
     usual = "min" if metric_mode(metric) == "min" else "max"  # what an order by the name puts first
     best = f"{'' if mode == usual else '-'}best.{metric}"
     with suppress(FsdlError):  # no run has a number under this name
         before = f"created < {json.dumps(run.created.isoformat())}"
-        found = _others(run, where=before, job=job_key(run.job), sort=best, limit=_FEW)
+        found = _others(run, runs, where=before, job=job_key(run.job), sort=best, limit=_FEW)
         return next((row for row in found if metric in row.bests), None)
     return None
 
 
-def find_baseline(run: Run) -> Baseline:
+def find_baseline(
+    run: Run,
+    runs: RunStore | None = None,  # the index that is asked; default: one of the run's store
+) -> Baseline:
     "The run with the tag status=baseline, else the best earlier run of the same job."
     if run.job.search:
         return Baseline(None, "A sweep is compared by its own table.")
-    tagged = _others(run, tag="status=baseline")
+    runs = runs or RunStore(run.store)
+    tagged = _others(run, runs, tag="status=baseline")
     same = [row for row in tagged if row.job == job_key(run.job)] or tagged
     if same:
         return Baseline(_run(run, same[0]), "the baseline: it has the tag status=baseline")
     view = run.known
     name = (headline(view) or ("",))[0]
     mode = view.metrics.mode(name)
-    best = _best_before(run, name, mode) if name and mode in ("min", "max") else None
+    best = _best_before(run, runs, name, mode) if name and mode in ("min", "max") else None
     if best is None:
         why = "There is no other run to compare it with: no baseline (fsdl tag RUN status=baseline)"
         return Baseline(None, f"{why}, and no earlier run of the same job with the same metric.")

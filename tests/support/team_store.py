@@ -1,4 +1,4 @@
-"""The store of a small team, for its board: a baseline, candidates, a promoted model, failures that were fixed, a sweep,
+"""The store of a small team, for its board: a baseline, candidates, a model, failures that were fixed, a sweep,
 costs, a budget, a look at the machines, and runs that go on.
 
 python tests/support/team_store.py FOLDER makes it there, as a project.
@@ -58,7 +58,9 @@ class Team:
             run.set_state(worker, state, "example")
         return run, worker, rank
 
-    def train(self, lr: float, width: int = 64, ends: bool = True, sealed: float | None = None, **more) -> RunDir:
+    def train(
+        self, lr: float, width: int = 64, ends: bool = True, sealed: float | None = None, **more
+    ) -> RunDir:
         "A run that learns: the larger lr * width, the better, up to a point."
         run, worker, rank = self.start(lr=lr, width=width, **more)
         steps = 60
@@ -71,14 +73,18 @@ class Team:
         best = {"metric": "val_acc", "mode": "max", "value": accuracy, "best": True}
         rank.write(Checkpoint(path="checkpoints/best.ckpt", step=57, bytes=5000, **best))
         if sealed is not None:
-            worker.write(Sealed(seal="3f9c21ab", values={"accuracy": sealed}, checkpoint="checkpoints/best.ckpt"))
+            worker.write(
+                Sealed(seal="3f9c21ab", values={"accuracy": sealed}, checkpoint="checkpoints/best.ckpt")
+            )
         self.end(run, worker, "succeeded", "finished after 41 s")
         return run
 
     def end(self, run: RunDir, worker, state: str, reason: str) -> None:
         run.set_state(worker, state, reason)
         cost = round(self.draw.uniform(0.1, 1.2), 2)
-        run.writer("observer").write(Accounting(gpu_seconds=2400.0, elapsed=2400.0, cost=cost, currency="USD"))
+        run.writer("observer").write(
+            Accounting(gpu_seconds=2400.0, elapsed=2400.0, cost=cost, currency="USD")
+        )
 
     def fail(self, kind: str, message: str, oom: dict | None = None, **labels) -> RunDir:
         run, worker, _ = self.start(**labels)
@@ -93,15 +99,30 @@ class Team:
         for number, lr in enumerate((0.01, 0.02, 0.03, 0.05)):
             trial = self.train(lr, tags={"sweep": words})
             value = 1 - math.exp(-lr * 64)
-            worker.write(Trial(number=number, run=trial.path.name, params={"lr": lr}, state="done", value=value))
+            worker.write(
+                Trial(number=number, run=trial.path.name, params={"lr": lr}, state="done", value=value)
+            )
         worker.write(SweepEvent(metric="val_acc", mode="max", trials=4, best=3))
         self.end(run, worker, "succeeded", "4 trials")
         return run
 
     def promote(self, run: RunDir, status: str, value: float, before: RunDir | None, why: str) -> None:
-        held = ("digits", status, run.id, "checkpoints/best.ckpt", "models/0a1b", {"best.ckpt": "0" * 64}, None)
+        held = (
+            "digits",
+            status,
+            run.id,
+            "checkpoints/best.ckpt",
+            "models/0a1b",
+            {"best.ckpt": "0" * 64},
+            None,
+        )
         against = {"run": before.id, "value": value - 0.02} if before else None
-        checks = ["✓ run     succeeded", "✓ tests   12 passed", "✓ digest  SHA-256 as recorded", "✓ metric  better"]
+        checks = [
+            "✓ run     succeeded",
+            "✓ tests   12 passed",
+            "✓ digest  SHA-256 as recorded",
+            "✓ metric  better",
+        ]
         day = time.strftime("%Y-%m-%dT%H:%M:%S+00:00", time.gmtime())
         evidence = ("val_acc", "max", value, {"digits": "d" * 64}, against, checks, OWNERS[0], day, why)
         append_line(Promotion(*held, *evidence), find_project(self.root))
@@ -111,8 +132,20 @@ def make_team(root: Path) -> Team:
     "All of it."
     team = Team(root)
     first = team.train(0.03, sealed=0.82, tags={"status": "baseline"})
-    team.fail("RuntimeError", "CUDA out of memory. Tried to allocate 9.00 GiB", {"asked": 9 << 30}, lr=0.05, width=4096)
-    team.fail("RuntimeError", "CUDA out of memory. Tried to allocate 4.50 GiB", {"asked": 9 << 29}, lr=0.05, width=2048)
+    team.fail(
+        "RuntimeError",
+        "CUDA out of memory. Tried to allocate 9.00 GiB",
+        {"asked": 9 << 30},
+        lr=0.05,
+        width=4096,
+    )
+    team.fail(
+        "RuntimeError",
+        "CUDA out of memory. Tried to allocate 4.50 GiB",
+        {"asked": 9 << 29},
+        lr=0.05,
+        width=2048,
+    )
     second = team.train(0.05, sealed=0.945)
     team.fail("FileNotFoundError", "data/digits-v3.npz", lr=0.05)
     third = team.train(0.06, sealed=0.951, tags={"status": "candidate"})
@@ -127,7 +160,15 @@ def make_team(root: Path) -> Team:
     team.promote(second, "production", 0.95, first, "more learning rate")
     team.promote(third, "candidate", 0.968, None, "to be tried on new images")
     (team.store / "capacity").mkdir()
-    look = {"t": time.time() - 600, "allocated": 12, "idle": 4, "down": 0, "stranded": 2, "waiting": 3, "asked": 10}
+    look = {
+        "t": time.time() - 600,
+        "allocated": 12,
+        "idle": 4,
+        "down": 0,
+        "stranded": 2,
+        "waiting": 3,
+        "asked": 10,
+    }
     (team.store / "capacity" / "lab.jsonl").write_text(json.dumps(look) + "\n")
     return team
 

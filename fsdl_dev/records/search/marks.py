@@ -8,10 +8,11 @@ __all__ = ['read_marks', 'read_fitting', 'RunMarks']
 # %% ../../../nbs/records/search/18_marks.ipynb #893fa2fd
 import sqlite3
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
-from .store import RunStore, _Names
+from .store import RunStore, _DamagedRows, _Names
 
 # %% ../../../nbs/records/search/18_marks.ipynb #fff6044c
 def read_marks(index: sqlite3.Connection) -> dict[str, int]:  # run -> its mark
@@ -34,7 +35,26 @@ def read_fitting(
 
 
 class RunMarks(RunStore):
-    "The index for a reader that has seen most of it."
+    "The index for a reader that has seen most of it, and asks it many questions at once."
+
+    _held: sqlite3.Connection | None = None
+
+    @contextmanager
+    def caught_up(self) -> Iterator[None]:
+        "Catch up once: in the block a question does not look for news of the runs again."
+        with closing(self._open("here")) as self._held:
+            try:
+                yield
+            finally:
+                self._held = None
+
+    def _ask(self, verify: bool | str, question: Callable[[sqlite3.Connection], Any]) -> Any:
+        if self._held is not None:
+            with suppress(
+                sqlite3.Error, _DamagedRows
+            ):  # then it is asked as usual, which makes a damaged index anew
+                return question(self._held)
+        return super()._ask(verify, question)
 
     def ask(
         self,
