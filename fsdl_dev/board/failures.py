@@ -44,7 +44,7 @@ class Problem:
 
 def _kind(entry: Entry) -> tuple[str, str, str]:
     "What failures have in common that are one problem."
-    where = entry.cell or entry.reason.partition(":")[0]
+    where = entry.cell or entry.reason.removeprefix("The job failed: ").partition(":")[0]
     return entry.failure or "code", entry.job, where
 
 

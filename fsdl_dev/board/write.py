@@ -304,10 +304,12 @@ class Board:
 
         def content() -> str:
             body = runs_table(entries, linked, title, most) or "<p>No run fits.</p>"
-            count = f"{len(entries):,} run{'s' * (len(entries) != 1)}"
             few = f"The search looks at the first {most:,}." if len(entries) > most else ""
             said = " ".join(filter(None, (words, few, _PAGES_NOTE)))
-            whole = section(f"{title[:1].upper()}{title[1:]}: {count}", body, "runs", said) + below
+            whole = (
+                section(f"{title[:1].upper()}{title[1:]}: {_say_runs(len(entries))}", body, "runs", said)
+                + below
+            )
             return page(f"{self._title}: {title}", whole, links, name)
 
         self._put(name, mark, content)
@@ -326,7 +328,7 @@ class Board:
         rows = {row.id: row for row in self._rows(places)}
         beside = "".join(standing_html(one, rows, linked) for one in known.standings)
         views = "".join(
-            f'<li><a href="{view.file}">{escaped(view.name)}</a>: {len(known.views[view.name]):,} runs,'
+            f'<li><a href="{view.file}">{escaped(view.name)}</a>: {_say_runs(len(known.views[view.name]))},'
             f" <code>{escaped(view.where)}</code></li>"
             for view in self.settings.views
         )
@@ -427,6 +429,10 @@ class _BesideLinks(dict):
 
     def __init__(self, linked: Iterable[str]):
         super().__init__({run_id: f"{quote(run_id)}.html" for run_id in linked})
+
+
+def _say_runs(count: int) -> str:
+    return f"{count:,} run{'s' * (count != 1)}"
 
 
 def _below(plain: Sequence[tuple[str, Sequence[Entry]]]) -> str:
