@@ -38,6 +38,8 @@ SETTINGS = {
     " see *Long runs*.",
     "feedback": "What is kept of the people who use a model: `data`, `consent`, limits of size and number, the rules of"
     " `fsdl retrain` and `fsdl drift`; a table for each model that differs. See *Close the loop*.",
+    "board": "What `fsdl board` shows: `views`, a table of conditions with names; `folder`; `pages`, the number of runs"
+    " with a page of their own. See *A page for the team*.",
     "quotas": "What a target is made to enforce, by target: see *Let Slurm enforce it*.",
 }
 ASKED_OF = {  # the groups of core.protocol.Env

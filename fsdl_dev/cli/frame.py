@@ -97,7 +97,7 @@ SECTIONS = {
     "Debug": ("shell", "profile"),
     "Records": ("compare", "diff", "lineage", "reproduce", "package", "pictures"),
     "Money": ("costs", "budgets", "capacity"),
-    "Pass it on": ("promote", "rollback", "models", "export", "verify", "mirror", "share"),
+    "Pass it on": ("promote", "rollback", "models", "export", "verify", "mirror", "share", "board"),
     "Close the loop": ("app", "feedback", "drift", "retrain"),
     "Projects": ("new", "init", "adopt", "import", "git-setup", "numbers"),
     "This machine and others": ("doctor", "env", "targets", "completion"),
@@ -117,7 +117,7 @@ def examples(text: str) -> dict[str, str]:
 # of commands whose help has none; also those of their magics
 EXAMPLES = examples("""
     app digits@production --run, drift digits@production --to drift.html, retrain digits@production,
-    attach brave-otter, cancel brave-otter, check train.py --on lab, compare brave-otter calm-fox --x hours,
+    attach brave-otter, board, cancel brave-otter, check train.py --on lab, compare brave-otter calm-fox --x hours,
     completion bash, costs --by family --since 30d, budgets night, capacity --on lab --days 7,
     diff brave-otter calm-fox, doctor, export brave-otter --to onnx, fetch brave-otter results,
     gc --yes, git-setup, gpus --memory 40GB --spot, init digits, lineage digits@v2, logs last --rank 1, models digits,

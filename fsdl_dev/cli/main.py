@@ -54,6 +54,7 @@ from .project.numbers import numbers
 from .query import complete_names
 from .records import compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from .share import SHARE
+from .team.board import board_pages
 from .team.capacity import capacity
 from .team.costs import budgets, costs
 from .team.policy import policy_rules
@@ -480,6 +481,7 @@ main.add_command(plan_model)
 main.add_command(queue_line)
 main.add_command(list_gpus)
 main.add_command(policy_rules)
+main.add_command(board_pages)
 main.add_command(capacity)
 main.add_command(costs)
 main.add_command(budgets)

@@ -20,8 +20,9 @@ from ..records.run import Detached
 
 # %% ../../nbs/notebook/02_extension.ipynb #e27a5b14
 _NAMES = (
-    "attach budgets cancel capacity check compare costs diff doctor export gpus keep launch lineage logs mirror models"
-    " note notebook package plan pictures policy profile promote queue reproduce rollback runs share tag targets"
+    "attach board budgets cancel capacity check compare costs diff doctor export gpus keep launch lineage logs"
+    " mirror models note notebook package plan pictures policy profile promote queue reproduce"
+    " rollback runs share tag targets"
 )
 MAGICS = tuple(f"fsdl_{name}" for name in _NAMES.split())
 

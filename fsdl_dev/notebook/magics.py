@@ -32,6 +32,7 @@ from ..cli.project.numbers import numbers_line
 from ..cli.query import runs_answer
 from ..cli.records import ACTIONS, compare_runs, diff_runs, lineage_line, package_run, reproduce_run
 from ..cli.share import SHARE
+from ..cli.team.board import board_pages, make_board
 from ..cli.team.capacity import capacity, capacity_answer, write_page
 from ..cli.team.costs import budgets, costs, costs_answer
 from ..cli.team.policy import policy_rules
@@ -165,6 +166,7 @@ _LINES = (
     magic_of(commands.doctor, _doctor),
     magic_of(queue_line, ask_queue),
     *(magic_of(command, ACTIONS.get(str(command.name))) for command in (*_PRINTING, *SHARE, *_RECORDS)),
+    magic_of(board_pages, lambda folder, pages: make_board(folder, pages, say=print).write()),
     magic_of(capacity, _capacity),
     magic_of(costs, _costs),
     magic_of(budgets),

@@ -59,6 +59,7 @@ COMMANDS = (
     "feedback",
     "drift",
     "retrain",
+    "board",
     "new",
     "init",
     "adopt",
