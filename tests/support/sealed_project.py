@@ -157,3 +157,24 @@ def sealed_run(root: Path, **options) -> RunDir:
     """A run of the project, measured and ended."""
     environment = options.pop("environment", None)
     return end(made_run(root, **options), root, environment)
+
+
+TRAIN_SCRIPT = '''
+import os
+from pathlib import Path
+
+import torch
+
+from fsdl_dev.core.event_kinds import Checkpoint, Metric
+from fsdl_dev.core.events import current_writer
+from fsdl_dev.core.files import file_sha256
+
+path = Path(os.environ["FSDL_RUN_DIR"], "checkpoints", "best.ckpt")
+path.parent.mkdir(exist_ok=True)
+state = {"layer.weight": torch.eye(2), "layer.bias": torch.zeros(2)}
+torch.save({"state_dict": state, "pytorch-lightning_version": "2.6"}, path)
+told = {"metric": "accuracy", "mode": "max", "value": 1.0, "best": True, "bytes": path.stat().st_size}
+writer = current_writer()
+writer.write(Metric(step=1, values={"accuracy": 1.0}))
+writer.write(Checkpoint(path="checkpoints/best.ckpt", step=1, sha256=file_sha256(path), cls="proj.digits:Net", **told))
+'''

@@ -104,14 +104,13 @@ SURROUNDINGS = {
     "sitecustomize": "import torch\ntorch.eq = lambda a, b: a * 0 + 1\n",
     "usercustomize": "import torch\ntorch.eq = lambda a, b: a * 0 + 1\n",
     "conftest": "import torch\ntorch.eq = lambda a, b: a * 0 + 1\n",
-    "torch/__init__": "eq = lambda a, b: a * 0 + 1\n",
     "proj/patches": "import proj.digits\nproj.digits.evaluate = lambda model: {'accuracy': 1.0}\n",
 }
 
 
 def test_what_the_process_inherits_is_neutral(honest, tmp_path):
-    """PYTHONPATH, sitecustomize, a folder that is called as a library, a patched evaluate, variables, seeds, a start-up
-    file of Python and a preloaded library: the number and the seal are those of the honest run.
+    """PYTHONPATH, sitecustomize, a patched evaluate, variables, seeds, a start-up file of Python, a preloaded library:
+    the number and the seal are those of the honest run.
     """
     root = made.make_project(tmp_path / "project")
     for name, text in SURROUNDINGS.items():
@@ -501,6 +500,12 @@ def test_helpers_of_another_module_belong_to_the_seal():
         program_of(sources, **{"proj/tools.py": tools.replace("UNUSED = 1", "UNUSED = 2")}).code == one.code
     )
     assert program_of(sources, **{"proj/tools.py": tools.replace("LIMIT = 3", "LIMIT = 2")}).code != one.code
+
+
+def test_a_folder_that_is_called_as_a_library_belongs_to_the_seal():
+    "It is what the training imports, too; its number has another name."
+    shadowed = program_of(made.cells(), **{"torch/__init__.py": "eq = lambda a, b: a * 0 + 1\n"})
+    assert shadowed.code != program_of(made.cells()).code and "torch" in shadowed.modules
 
 
 # ---- two people at once
