@@ -82,12 +82,19 @@ def make_project(root: Path, sources: list[str] | None = None, notebook: str = "
     sources = sources or cells()
     write_notebook(root / notebook, sources)
     (root / "proj").mkdir(parents=True, exist_ok=True)
-    (root / "proj" / "__init__.py").write_text("")
+    (root / "proj" / "__init__.py").write_text('__version__ = "0.1"\n')
     (root / "proj" / "digits.py").write_text(exported(sources))
     (root / "data").mkdir(exist_ok=True)
     (root / "data" / "test.csv").write_text(TEST)
     (root / "data" / "train.csv").write_text(TRAIN)
-    (root / "settings.ini").write_text("[DEFAULT]\nlib_name = proj\nlib_path = proj\nnbs_path = nbs\n")
+    names = (
+        "lib_name = proj\nlib_path = proj\nnbs_path = nbs\ndoc_path = _docs\nversion = 0.1\nbranch = main\n"
+    )
+    names += (
+        "user = ada\nrepo = proj\nauthor = Ada\nauthor_email = ada@example.org\ndescription = A project\n"
+    )
+    names += "title = proj\n"
+    (root / "settings.ini").write_text(f"[DEFAULT]\n{names}")
     (root / "pyproject.toml").write_text('[project]\nname = "proj"\nversion = "0.1"\n[tool.fsdl_dev]\n')
     return root
 
@@ -159,7 +166,7 @@ def sealed_run(root: Path, **options) -> RunDir:
     return end(made_run(root, **options), root, environment)
 
 
-TRAIN_SCRIPT = '''
+TRAIN_SCRIPT = """
 import os
 from pathlib import Path
 
@@ -177,4 +184,4 @@ told = {"metric": "accuracy", "mode": "max", "value": 1.0, "best": True, "bytes"
 writer = current_writer()
 writer.write(Metric(step=1, values={"accuracy": 1.0}))
 writer.write(Checkpoint(path="checkpoints/best.ckpt", step=1, sha256=file_sha256(path), cls="proj.digits:Net", **told))
-'''
+"""

@@ -90,6 +90,22 @@ def test_the_number_is_a_column_of_its_own(honest):
     assert [*record["data"]] == ["data/test.csv"] and [*record["packages"]] == ["torch"]
 
 
+def test_the_worker_measures_what_it_has_trained(tmp_path, monkeypatch):
+    "A launch from the first gate to the record: the training says 1.0, and the worker measures 0.8."
+    import fsdl_dev
+
+    monkeypatch.setenv("FSDL_STATE", str(tmp_path / "state"))
+    monkeypatch.delenv("IN_TEST", raising=False)
+    root = made.make_project(tmp_path / "project")
+    (root / "train.py").write_text(made.TRAIN_SCRIPT)
+    monkeypatch.chdir(root)
+    run = fsdl_dev.launch("train.py", wait=True, no_test=True)
+    assert run.state == "succeeded", run.logs()
+    assert run.facts.metrics["accuracy"] == 1.0
+    assert list(run.facts.sealed.values()) == [pytest.approx(0.8)]
+    assert [row.words for row in fsdl_dev.runs("sealed.accuracy > 0.7")] == [run.words]
+
+
 def test_promotion_takes_the_sealed_number(copied):
     root, run = copied
     entry = promote(Run(run), "digits", folder=root, why="the first")
