@@ -82,12 +82,19 @@ def make_project(root: Path, sources: list[str] | None = None, notebook: str = "
     sources = sources or cells()
     write_notebook(root / notebook, sources)
     (root / "proj").mkdir(parents=True, exist_ok=True)
-    (root / "proj" / "__init__.py").write_text("")
+    (root / "proj" / "__init__.py").write_text('__version__ = "0.1"\n')
     (root / "proj" / "digits.py").write_text(exported(sources))
     (root / "data").mkdir(exist_ok=True)
     (root / "data" / "test.csv").write_text(TEST)
     (root / "data" / "train.csv").write_text(TRAIN)
-    (root / "settings.ini").write_text("[DEFAULT]\nlib_name = proj\nlib_path = proj\nnbs_path = nbs\n")
+    names = (
+        "lib_name = proj\nlib_path = proj\nnbs_path = nbs\ndoc_path = _docs\nversion = 0.1\nbranch = main\n"
+    )
+    names += (
+        "user = ada\nrepo = proj\nauthor = Ada\nauthor_email = ada@example.org\ndescription = A project\n"
+    )
+    names += "title = proj\n"
+    (root / "settings.ini").write_text(f"[DEFAULT]\n{names}")
     (root / "pyproject.toml").write_text('[project]\nname = "proj"\nversion = "0.1"\n[tool.fsdl_dev]\n')
     return root
 
@@ -157,3 +164,24 @@ def sealed_run(root: Path, **options) -> RunDir:
     """A run of the project, measured and ended."""
     environment = options.pop("environment", None)
     return end(made_run(root, **options), root, environment)
+
+
+TRAIN_SCRIPT = """
+import os
+from pathlib import Path
+
+import torch
+
+from fsdl_dev.core.event_kinds import Checkpoint, Metric
+from fsdl_dev.core.events import current_writer
+from fsdl_dev.core.files import file_sha256
+
+path = Path(os.environ["FSDL_RUN_DIR"], "checkpoints", "best.ckpt")
+path.parent.mkdir(exist_ok=True)
+state = {"layer.weight": torch.eye(2), "layer.bias": torch.zeros(2)}
+torch.save({"state_dict": state, "pytorch-lightning_version": "2.6"}, path)
+told = {"metric": "accuracy", "mode": "max", "value": 1.0, "best": True, "bytes": path.stat().st_size}
+writer = current_writer()
+writer.write(Metric(step=1, values={"accuracy": 1.0}))
+writer.write(Checkpoint(path="checkpoints/best.ckpt", step=1, sha256=file_sha256(path), cls="proj.digits:Net", **told))
+"""

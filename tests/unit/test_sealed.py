@@ -90,6 +90,22 @@ def test_the_number_is_a_column_of_its_own(honest):
     assert [*record["data"]] == ["data/test.csv"] and [*record["packages"]] == ["torch"]
 
 
+def test_the_worker_measures_what_it_has_trained(tmp_path, monkeypatch):
+    "A launch from the first gate to the record: the training says 1.0, and the worker measures 0.8."
+    import fsdl_dev
+
+    monkeypatch.setenv("FSDL_STATE", str(tmp_path / "state"))
+    monkeypatch.delenv("IN_TEST", raising=False)
+    root = made.make_project(tmp_path / "project")
+    (root / "train.py").write_text(made.TRAIN_SCRIPT)
+    monkeypatch.chdir(root)
+    run = fsdl_dev.launch("train.py", wait=True, no_test=True)
+    assert run.state == "succeeded", run.logs()
+    assert run.facts.metrics["accuracy"] == 1.0
+    assert list(run.facts.sealed.values()) == [pytest.approx(0.8)]
+    assert [row.words for row in fsdl_dev.runs("sealed.accuracy > 0.7")] == [run.words]
+
+
 def test_promotion_takes_the_sealed_number(copied):
     root, run = copied
     entry = promote(Run(run), "digits", folder=root, why="the first")
@@ -104,14 +120,13 @@ SURROUNDINGS = {
     "sitecustomize": "import torch\ntorch.eq = lambda a, b: a * 0 + 1\n",
     "usercustomize": "import torch\ntorch.eq = lambda a, b: a * 0 + 1\n",
     "conftest": "import torch\ntorch.eq = lambda a, b: a * 0 + 1\n",
-    "torch/__init__": "eq = lambda a, b: a * 0 + 1\n",
     "proj/patches": "import proj.digits\nproj.digits.evaluate = lambda model: {'accuracy': 1.0}\n",
 }
 
 
 def test_what_the_process_inherits_is_neutral(honest, tmp_path):
-    """PYTHONPATH, sitecustomize, a folder that is called as a library, a patched evaluate, variables, seeds, a start-up
-    file of Python and a preloaded library: the number and the seal are those of the honest run.
+    """PYTHONPATH, sitecustomize, a patched evaluate, variables, seeds, a start-up file of Python, a preloaded library:
+    the number and the seal are those of the honest run.
     """
     root = made.make_project(tmp_path / "project")
     for name, text in SURROUNDINGS.items():
@@ -501,6 +516,12 @@ def test_helpers_of_another_module_belong_to_the_seal():
         program_of(sources, **{"proj/tools.py": tools.replace("UNUSED = 1", "UNUSED = 2")}).code == one.code
     )
     assert program_of(sources, **{"proj/tools.py": tools.replace("LIMIT = 3", "LIMIT = 2")}).code != one.code
+
+
+def test_a_folder_that_is_called_as_a_library_belongs_to_the_seal():
+    "It is what the training imports, too; its number has another name."
+    shadowed = program_of(made.cells(), **{"torch/__init__.py": "eq = lambda a, b: a * 0 + 1\n"})
+    assert shadowed.code != program_of(made.cells()).code and "torch" in shadowed.modules
 
 
 # ---- two people at once

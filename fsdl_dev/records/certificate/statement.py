@@ -67,22 +67,24 @@ def _cells(snapshot: Snapshot, notebook: str | None) -> list[dict[str, Any]]:
 
 def _materials(run: Any) -> list[dict[str, Any]]:
     "What a run was made from, as far as its snapshot is on this machine."
-    from fsdl_dev.records.compare import data_digests_of
-
-    found = [
-        _material(f"data {name}", digest, _kind_of(digest)) for name, digest in data_digests_of(run).items()
-    ]
+    told = run.refresh().inputs.digests
     try:
         snapshot = run.snapshot
     except (FsdlError, OSError):
-        return found
+        return _data(told)
     git, lock = snapshot.manifest["git"], snapshot.manifest["environment"]
-    found = [_material("snapshot", snapshot.digest), _material("environment lock", lock["lock"]), *found]
+    data = {item["name"]: item["digest"] for item in snapshot.manifest["data"]} | told
+    found = [_material("snapshot", snapshot.digest), _material("environment lock", lock["lock"]), *_data(data)]
     if git and git["commit"]:
         dirty = len(git["dirty"]) + len(git["untracked"])
         kind = "gitCommit" if len(git["commit"]) == 40 else "sha256"
         found.append(_material("commit", git["commit"], kind, changed_files=dirty))
     return [*found, *_cells(snapshot, run.job.notebook)]
+
+
+def _data(digests: Mapping[str, str]) -> list[dict[str, Any]]:
+    "The data that a run declared, or that its data modules told."
+    return [_material(f"data {name}", digest, _kind_of(digest)) for name, digest in digests.items()]
 
 
 def _kind_of(digest: str) -> str:
