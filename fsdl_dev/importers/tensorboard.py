@@ -114,8 +114,9 @@ def _events(run: OldRun, file: Path) -> Iterator[Any]:
     TensorBoard's own loader, which takes six times as long to bring old pictures into today's form.
     """
     from google.protobuf.message import DecodeError
-    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto import event_pb2
 
+    messages: Any = event_pb2
     with open(file, "rb") as records:
         while header := records.read(12):
             size = int.from_bytes(header[:8], "little")
@@ -123,7 +124,7 @@ def _events(run: OldRun, file: Path) -> Iterator[Any]:
             try:
                 if len(header) < 12 or len(data) < size + 4:
                     raise DecodeError
-                yield Event.FromString(data[:size])
+                yield messages.Event.FromString(data[:size])
             except DecodeError:
                 run.notes.append(f"{file.name} ends in half a record: what stands before was imported.")
                 return
@@ -162,7 +163,8 @@ def _take_hparams(run: OldRun, content: bytes) -> None:
     "Parameters and the end of a session, as the plugin for hyperparameters has them."
     from tensorboard.plugins.hparams import plugin_data_pb2
 
-    found = plugin_data_pb2.HParamsPluginData.FromString(content)
+    messages: Any = plugin_data_pb2
+    found = messages.HParamsPluginData.FromString(content)
     for name, value in found.session_start_info.hparams.items():
         kind = value.WhichOneof("kind")
         run.params[name] = (
