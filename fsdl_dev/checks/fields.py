@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TagField', 'tag_fields', 'owner_of', 'dataset_tag', 'fill_tags', 'fill_fields', 'job_texts', 'tells_feature_view',
-           'data_module_of', 'tag_gate']
+           'data_module_of', 'told_by_run', 'tag_gate']
 
 # %% ../../nbs/checks/03_fields.ipynb #ab06a1ae
 import getpass
@@ -18,6 +18,7 @@ from typing import Any
 from .pipelines import Pipeline
 from ..core.check import Check
 from ..core.errors import FsdlError, did_you_mean, nearest
+from ..core.job import Job
 from ..core.settings import Project
 from ..policy.evaluate import break_check, usable_exceptions
 from ..policy.rules import Rule
@@ -179,6 +180,13 @@ def data_module_of(texts: Iterable[str]) -> str:
     "What in a job's code tells the digest of its data when it runs; empty: nothing does."
     found = next(filter(None, map(_TELLS.search, texts)), None)
     return (found[1] or "its data module") if found else ""
+
+
+def told_by_run(project: Project, job: Job) -> tuple[str, bool]:
+    "What a run tells once it has begun, by its code: the data module that tells the dataset; whether a feature view."
+    module = job.module and f"{job.module.replace('.', '/')}.py"
+    texts = job_texts(project, job.source or "", filter(None, (job.notebook, job.script, module)))
+    return data_module_of(texts), tells_feature_view(texts)
 
 
 def tag_gate(

@@ -12,7 +12,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from .fields import data_module_of, tag_gate
+from .fields import tag_gate, told_by_run
 from ..core.check import Check
 from ..core.errors import FsdlError
 from ..core.job import Job, LaunchRecord
@@ -95,8 +95,7 @@ def machine_checks(
     policy = read_policy(project.config)
     facts, unknown = facts_on_machine(job, launch, placement, project, policy, gpus, nodes)
     waivers = usable_exceptions(policy, launch.exceptions, facts.owner, began)
-    files = filter(None, (job.notebook, job.script, job.module and f"{job.module.replace('.', '/')}.py"))
-    checks = tag_gate(project, job.tags, data_module_of(project, job.source or "", files), waivers)
+    checks = tag_gate(project, job.tags, *told_by_run(project, job), waivers)
     of_tags = {rule.name for rule in policy.required_tags.values()}
     checks += judge(policy, facts, waivers, unknown=unknown, only=lambda rule: rule.name not in of_tags)
     for point in team_points():

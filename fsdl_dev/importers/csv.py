@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pandas.util import hash_pandas_object
 
 from ..core.errors import FsdlError, did_you_mean
 from ..core.metrics import metric_mode
@@ -202,13 +203,14 @@ _EMPTY = ("na", "n/a", "null", "none", "-", "nan")  # what stands in a column of
 
 def _as_numbers(table: Table, name: str, decimal: str) -> None:
     "Make a column of texts one of numbers, where each text is a number or says that there is none."
-    texts = table.frame[name].astype("string").str.strip().str.lower()
+    frame: Any = table.frame
+    texts = frame[name].astype("string").str.strip().str.lower()
     texts = texts.str.replace(",", ".") if decimal == "," else texts
-    numbers = pd.to_numeric(texts, errors="coerce").astype(float)
+    numbers: Any = pd.to_numeric(texts, errors="coerce").astype(float)
     no_number = numbers.isna() & texts.notna()
     if numbers.notna().any() and texts[no_number].isin(_EMPTY).all():
-        table.frame[name] = numbers
-        table.nans[name] = set(table.frame.index[(texts == "nan").fillna(False)])
+        frame[name] = numbers
+        table.nans[name] = set(frame.index[(texts == "nan").fillna(False)])
 
 # %% ../../nbs/importers/04_csv.ipynb #0df3feab
 _STATE_WORDS = {
@@ -289,14 +291,15 @@ def _chart_columns(frame: pd.DataFrame) -> dict[str, re.Match]:
 
 
 def _chart_runs(file: Path, table: Table, chart: Mapping[str, re.Match]) -> list[OldRun]:
-    steps = table.frame.iloc[:, 0]
+    frame: Any = table.frame
+    steps = frame.iloc[:, 0]
     columns: dict[str, dict[str, str]] = {}  # run -> column -> metric
     for name, match in chart.items():
         if not match["end"]:
             columns.setdefault(match["run"], {})[name] = match["metric"]
     runs = []
     for run_name, own in columns.items():
-        rows = table.frame[list(own)].rename(columns=own)
+        rows = frame[list(own)].rename(columns=own)
         rows.insert(0, "step", steps)
         kept = [Column(name, "metric", name) for name in own.values()]
         runs.append(_old_run(file, run_name, rows, [Column("step", "step", "step"), *kept], table))
@@ -331,7 +334,7 @@ def _run_name(name: Any, row: Any, file: Path) -> str:
 
 def _old_run(file: Path, name: str, rows: pd.DataFrame, columns: list[Column], table: Table) -> OldRun:
     "A run of some rows."
-    digest = hashlib.sha256(pd.util.hash_pandas_object(rows, index=False).to_numpy().tobytes()).hexdigest()
+    digest = hashlib.sha256(hash_pandas_object(rows, index=False).to_numpy().tobytes()).hexdigest()
     mark = f"{len(rows)} rows {digest} {', '.join(map(str, columns))}"
     reader = _reader(rows, columns, table.nans)
     about: dict[str, Any] = {"size": len(rows), "name": name, "notes": list(table.notes)}
@@ -391,29 +394,33 @@ def _reader(
     rows: pd.DataFrame, columns: list[Column], nans: Mapping[str, set]
 ) -> Callable[[OldRun], Iterator[Point]]:
     "What yields a point for each row that has a metric in it."
-    by_role = {
-        role: next((one.name for one in columns if one.role == role), None)
-        for role in ("step", "epoch", "time")
-    }
+    first = {role: _first_of(role, columns) for role in ("step", "epoch", "time")}
     metrics = [one for one in columns if one.role == "metric"]
 
     def read(run: OldRun) -> Iterator[Point]:
-        labels = rows.index.tolist()
-        named = {role: rows[name].tolist() if name else None for role, name in by_role.items()}
+        named = {role: rows[name].tolist() if name else [None] * len(rows) for role, name in first.items()}
         tables = [(one.target, rows[one.name].tolist(), nans.get(one.name, set())) for one in metrics]
-        for at, label in enumerate(labels):
-            values = {}
-            for name, column, written in tables:
-                number = as_metric(column[at])
-                if number is not None and (number == number or label in written):  # else an empty cell
-                    values[name] = number
-            if values:
-                step, epoch, t = (column[at] if column else None for column in named.values())
-                yield Point(
-                    _whole(step, epoch, at), _known_number(epoch), values, t=None if t is None else _moment(t)
-                )
+        for at, label in enumerate(rows.index.tolist()):
+            if values := _row_values(tables, at, label):
+                step, epoch, t = (column[at] for column in named.values())
+                yield Point(_whole(step, epoch, at), _known_number(epoch), values, t=_moment(t))
 
     return read
+
+
+def _first_of(role: str, columns: list[Column]) -> str | None:
+    "The name of the column of a role; None where there is none."
+    return next((one.name for one in columns if one.role == role), None)
+
+
+def _row_values(tables: list[tuple[str, list, set]], at: int, label: Any) -> dict[str, float]:
+    "The metrics of a row. NaN is one where it is written; else its cell is empty."
+    values = {}
+    for name, column, written in tables:
+        number = as_metric(column[at])
+        if number is not None and (number == number or label in written):
+            values[name] = number
+    return values
 
 
 def _known_number(value: Any) -> float | None:

@@ -78,7 +78,7 @@ def find_runs(path: Path, say: Callable[[str], None] | None = None) -> list[OldR
 
 def _require_tensorboard(path: Path) -> None:
     try:
-        import tensorboard.backend.event_processing.event_file_loader  # noqa: F401
+        import tensorboard.compat.proto.event_pb2  # noqa: F401
     except ImportError as error:
         what = f"Event files are read by the package tensorboard, and {error.name} is missing."
         raise FsdlError(
@@ -109,13 +109,32 @@ def _reader(files: list[tuple[Path, str]]) -> Callable[[OldRun], Iterator[Point]
     return read
 
 
+def _events(run: OldRun, file: Path) -> Iterator[Any]:
+    """The events of a file: records of a length, a sum of it, the event and a sum of that. They are read without
+    TensorBoard's own loader, which takes six times as long to bring old pictures into today's form.
+    """
+    from google.protobuf.message import DecodeError
+    from tensorboard.compat.proto import event_pb2
+
+    messages: Any = event_pb2
+    with open(file, "rb") as records:
+        while header := records.read(12):
+            size = int.from_bytes(header[:8], "little")
+            data = records.read(size + 4)
+            try:
+                if len(header) < 12 or len(data) < size + 4:
+                    raise DecodeError
+                yield messages.Event.FromString(data[:size])
+            except DecodeError:
+                run.notes.append(f"{file.name} ends in half a record: what stands before was imported.")
+                return
+
+
 def _points(run: OldRun, file: Path, naming: str) -> Iterator[Point]:
     "The points of one event file. A file that is cut is read as far as it is whole."
-    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
-
     values: dict[str, float] = {}
     at = (0, 0.0)
-    for event in EventFileLoader(str(file)).Load():
+    for event in _events(run, file):
         scalars = dict(event_scalars(event))
         _take_rest(run, event, scalars)
         if not scalars:
@@ -144,7 +163,8 @@ def _take_hparams(run: OldRun, content: bytes) -> None:
     "Parameters and the end of a session, as the plugin for hyperparameters has them."
     from tensorboard.plugins.hparams import plugin_data_pb2
 
-    found = plugin_data_pb2.HParamsPluginData.FromString(content)
+    messages: Any = plugin_data_pb2
+    found = messages.HParamsPluginData.FromString(content)
     for name, value in found.session_start_info.hparams.items():
         kind = value.WhichOneof("kind")
         run.params[name] = (

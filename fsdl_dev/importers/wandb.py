@@ -84,13 +84,14 @@ class _Reading:
         from google.protobuf.message import DecodeError
         from wandb.proto import wandb_internal_pb2
 
+        messages: Any = wandb_internal_pb2
         with open(self.run.path, "rb") as file:
             if file.read(len(_MAGIC)) != _MAGIC:
                 fix = "copy it again from where it was written, or remove it"
                 raise unreadable(self.run.path, "it does not begin as W&B's files do", fix)
         try:
             for data, position in wandb_records(self.run.path):
-                record = wandb_internal_pb2.Record()
+                record = messages.Record()
                 record.ParseFromString(data)
                 self.read_to = position
                 yield record

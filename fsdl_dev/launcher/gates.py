@@ -18,15 +18,7 @@ from pathlib import Path
 
 from ..agreement.export import UNREAD
 from ..checks.agents import AgentLaunch, agent_checks
-from fsdl_dev.checks.fields import (
-    data_module_of,
-    dataset_tag,
-    fill_fields,
-    fill_tags,
-    job_texts,
-    tag_gate,
-    tells_feature_view,
-)
+from ..checks.fields import dataset_tag, fill_fields, fill_tags, tag_gate, told_by_run
 from ..checks.header import header_checks, read_header, unreadable_header
 from ..checks.pipelines import pipeline_here
 from ..checks.secrets import secrets_gate, values_gate
@@ -161,13 +153,10 @@ def _read_data(launch: Launch) -> None:
 
 def _fill_tags(launch: Launch) -> list[Check]:
     job, project = launch.job, launch.project
-    module = job.module and f"{job.module.replace('.', '/')}.py"
-    texts = job_texts(project, job.source or "", filter(None, (job.notebook, job.script, module)))
     image = target_values(_the_target(launch)).get("image") if launch.target else None
     known = fill_fields(fill_tags(project, job.tags), job.params, image, pipeline_here())
     launch.change_job(tags=known)
-    told, tells_view = data_module_of(texts), tells_feature_view(texts)
-    return tag_gate(project, known, told, tells_view, launch.exceptions)
+    return tag_gate(project, known, *told_by_run(project, job), launch.exceptions)
 
 
 def _no_secret_in_files(launch: Launch) -> list[Check]:

@@ -65,7 +65,7 @@ def say_expected(rows: Sequence[RunRow]) -> str:  # "" where none of them succee
     whole = [row for row in rows if row.state == "succeeded" and "probe" not in row.tags][:_SOME]
     if not whole:
         return ""
-    text = f"about {say_seconds(median(row.seconds for row in whole))}"
+    text = f"about {say_seconds(median(row.seconds or 0.0 for row in whole))}"
     spent = [row.money for row in whole]
     if all(len(money) == 1 for money in spent) and len({money[0].currency for money in spent}) == 1:
         amount = mean(money[0].amount for money in spent)

@@ -1,4 +1,4 @@
-"""Importing old runs: processes that are killed or run at once, files that are broken, and what an imported run refuses."""
+"""Importing old runs: processes that are killed or run at once, broken files, and what an imported run refuses."""
 
 import json
 import os
@@ -66,7 +66,10 @@ def test_a_killed_import_leaves_no_half_run_and_the_next_goes_on(project):
 def test_two_imports_at_once_make_each_run_once(project):
     table(project / "old.csv", 40)
     words = [sys.executable, "-c", COMMAND, "import", "csv", "old.csv", "--json"]
-    both = [subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) for _ in range(2)]
+    both = [
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        for _ in range(2)
+    ]
     made = [json.loads(process.communicate()[0])["runs"] for process in both]
     assert sorted(run["what"] for some in made for run in some) == ["known"] * 40 + ["new"] * 40
     assert len(list_run_ids(project / ".fsdl")) == 40

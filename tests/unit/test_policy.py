@@ -292,3 +292,26 @@ def test_a_policy_that_cannot_be_read_refuses_a_launch_once(project):
     (project / "pyproject.toml").write_text("[tool.fsdl_dev.policy]\nmax_gpu = 4\n")
     said = refused(**GOOD)
     assert said.count("Did you mean 'max_gpus'") == 1, said
+
+
+def test_a_rule_asks_for_a_pipeline_and_ci_fills_it_in(project, monkeypatch):
+    """The worker judges the rule again, in a process that is no CI job."""
+    rules = POLICY.replace('required_tags = ["task"]', 'required_tags = ["task", "pipeline"]')
+    (project / "pyproject.toml").write_text(rules)
+    monkeypatch.delenv("GITHUB_ACTIONS", raising=False)  # this test may run in CI
+    for name in ("CI_PIPELINE_ID", "BUILD_TAG", "TF_BUILD", "CIRCLECI", "BUILDKITE"):
+        monkeypatch.delenv(name, raising=False)
+    assert "The tag 'pipeline' must be given" in refused(**GOOD)
+    for name, value in {
+        "GITHUB_ACTIONS": "true",
+        "GITHUB_RUN_ID": "1742",
+        "GITHUB_REPOSITORY": "lab/digits",
+        "GITHUB_WORKFLOW": "nightly",
+        "GITHUB_SERVER_URL": "https://github.com",
+    }.items():
+        monkeypatch.setenv(name, value)
+    run = launch(**GOOD).wait(300, progress=False)
+    assert run.state == "succeeded", run.status_line()
+    assert [row.id for row in fsdl_dev.runs("pipeline ~ github/lab")] == [run.id]
+    assert run.facts.pipeline.url == "https://github.com/lab/digits/actions/runs/1742"
+    assert run.facts.project == "study"

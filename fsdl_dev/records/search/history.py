@@ -154,7 +154,7 @@ def _past_run(row: RunRow, run: RunDir, code: JobCode) -> PastRun | None:
     device, count, cores = _where([one for one in events if isinstance(one, (Speed, Placed))])
     return PastRun(
         run=row.words,
-        seconds=row.seconds,
+        seconds=row.seconds or 0.0,
         step_seconds=pace.step_seconds,
         steps=pace.steps,
         total=pace.total,
@@ -192,5 +192,5 @@ def whole_seconds(
 ) -> list[float]:
     "Seconds of whole runs."
     whole = [row for row in rows if "probe" not in row.tags]
-    took = [row.seconds for row in whole if row.state == "succeeded"]
-    return took or [row.seconds * row.total / row.step for row in whole if row.step and row.total]
+    took = [row.seconds or 0.0 for row in whole if row.state == "succeeded"]
+    return took or [(row.seconds or 0.0) * row.total / row.step for row in whole if row.step and row.total]

@@ -17,6 +17,7 @@ from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from datetime import datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -510,7 +511,7 @@ class RunStore:
             return table
 
         table = self._ask(verify, read)
-        away = [line for store in self.stores for line in _mark_away(table, store)]
+        away = chain.from_iterable(_mark_away(table, store) for store in self.stores)
         table.note = "\n".join(filter(None, (table.note, *away)))
         return table
 
