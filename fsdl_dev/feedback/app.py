@@ -293,7 +293,7 @@ class App:
 
     def to_text(self) -> str:
         "What was written, and what to do next."
-        file = self.folder / "app.py"
+        file = os.path.relpath(self.folder / "app.py")
         lines = [f"{file} was there and stays as it is (--again writes it anew)" if self.kept else str(file)]
         if self.guessed:
             lines.append("! The run does not say what the model takes: edit TAKES in that file.")
