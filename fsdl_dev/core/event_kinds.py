@@ -279,8 +279,7 @@ class Data(Event):
     digest: str | None = null(default=None)  # of all that was read; null: too dear to compute
     splits: Mapping[str, int] | None = None  # train, val ... -> samples
     sources: Mapping[str, str] | None = None  # split -> where it is from
-    # how a picture or a text of a person becomes what the model sees: kind (image, text or chat), classes, sizes
-    takes: Mapping[str, Any] | None = None
+    takes: Mapping[str, Any] | None = None  # how what a person gives becomes an example: kind, classes, sizes
 
 
 class Trial(Event):
