@@ -38,7 +38,6 @@ from pathlib import Path
 import streamlit as st
 import torch
 from fsdl_dev import @NAMES@
-from fsdl_dev.feedback.served import holder, serve
 
 MODEL = "@MODEL@"
 PROJECT = Path(__file__).parent / "@PROJECT@"  # the folder of the project
@@ -227,7 +226,7 @@ def app_text(
     values = {
         "MODEL": model,
         "PROJECT": project,
-        "NAMES": ", ".join(sorted(["FeedbackStore", "FsdlError", type(takes).__name__])),
+        "NAMES": ", ".join([*sorted(["FeedbackStore", "FsdlError", type(takes).__name__]), "holder", "serve"]),
         "TAKES": shown,
         "WHAT": _WHAT[takes.kind],
         "GUESSED": note,
