@@ -48,6 +48,8 @@ _WHERE = {
     "verify": "records.certificate.verify",
     "FeedbackStore": "feedback.store",
     "write_app": "feedback.app",
+    "holder": "feedback.served",
+    "serve": "feedback.served",
     "drift": "feedback.drift",
     "retrain": "feedback.retrain",
     "targets": "api",
@@ -94,6 +96,7 @@ if TYPE_CHECKING:
     from fsdl_dev.feedback.app import write_app
     from fsdl_dev.feedback.drift import drift
     from fsdl_dev.feedback.retrain import retrain
+    from fsdl_dev.feedback.served import holder, serve
     from fsdl_dev.feedback.store import FeedbackStore
     from fsdl_dev.models.timm import load_timm
     from fsdl_dev.models.transformers import load_transformer

@@ -280,8 +280,7 @@ class Data(Event):
     splits: Mapping[str, int] | None = None  # train, val ... -> samples
     sources: Mapping[str, str] | None = None  # split -> where it is from
     feature_view: str | None = None  # of a feature store, with its version
-    # how a picture or a text of a person becomes what the model sees: kind (image, text or chat), classes, sizes
-    takes: Mapping[str, Any] | None = None
+    takes: Mapping[str, Any] | None = None  # how what a person gives becomes an example: kind, classes, sizes
 
 
 class Trial(Event):

@@ -38,7 +38,6 @@ from pathlib import Path
 import streamlit as st
 import torch
 from fsdl_dev import @NAMES@
-from fsdl_dev.feedback.served import holder, serve
 
 MODEL = "@MODEL@"
 PROJECT = Path(__file__).parent / "@PROJECT@"  # the folder of the project
@@ -227,7 +226,7 @@ def app_text(
     values = {
         "MODEL": model,
         "PROJECT": project,
-        "NAMES": ", ".join(sorted(["FeedbackStore", "FsdlError", type(takes).__name__])),
+        "NAMES": ", ".join([*sorted(["FeedbackStore", "FsdlError", type(takes).__name__]), "holder", "serve"]),
         "TAKES": shown,
         "WHAT": _WHAT[takes.kind],
         "GUESSED": note,
@@ -293,7 +292,7 @@ class App:
 
     def to_text(self) -> str:
         "What was written, and what to do next."
-        file = self.folder / "app.py"
+        file = os.path.relpath(self.folder / "app.py")
         lines = [f"{file} was there and stays as it is (--again writes it anew)" if self.kept else str(file)]
         if self.guessed:
             lines.append("! The run does not say what the model takes: edit TAKES in that file.")

@@ -18,7 +18,6 @@ from ..core.errors import FsdlError
 from ..core.files import clone_file, ensure_private, replacing
 from fsdl_dev.data.corrections import (
     MANIFEST,
-    PARTS,
     Correction,
     FeedbackVersion,
     part_of,

@@ -146,7 +146,7 @@ class Retrained(Answer):
         lines = [f"{name.ljust(18)} {text}" for name, text in self.steps()]
         lines += [check.text() for check in self.checks]
         if self.promoted:
-            lines += ["", f"lineage: fsdl lineage {self.promoted.name}@{self.promoted.status}"]
+            lines += ["", f"lineage: fsdl lineage {run_words(self.promoted.run)}"]
             lines += [f"undo:    fsdl rollback {self.promoted.name} --why '...'"]
         return "\n".join(lines)
 

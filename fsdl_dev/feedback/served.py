@@ -25,11 +25,7 @@ from ..share.model_file import Promotion
 from ..share.promote import load_model, promoted
 
 # %% ../../nbs/feedback/04_served.ipynb #4e9bad89
-_OWN_KINDS = {
-    "fsdl_dev.train.vision:ImageClassifier": "image",
-    "fsdl_dev.train.text:SequenceClassifier": "text",
-    "fsdl_dev.train.text:CausalLM": "chat",
-}
+_OWN_KINDS = {"ImageClassifier": "image", "SequenceClassifier": "text", "CausalLM": "chat"}
 
 
 def recorded_takes(entry: Promotion, folder: Path | str | None) -> Takes | None:  # None: no record says it
@@ -52,7 +48,8 @@ def guessed_takes(entry: Promotion, kind: str, classes: int) -> Takes:
 
 def kind_of(entry: Promotion) -> str | None:
     "What a model is used with, by its class; None for a class of a project's own."
-    return _OWN_KINDS.get(entry.cls or "")
+    package, _, name = (entry.cls or "").partition(":")
+    return _OWN_KINDS.get(name) if package.partition(".")[0] == "fsdl_dev" else None
 
 # %% ../../nbs/feedback/04_served.ipynb #48579c9a
 def call_model(model: Any, given: Any) -> torch.Tensor:  # [batch, classes]

@@ -37,6 +37,20 @@ def opened(app) -> AppTest:
     return page
 
 
+def wait_for_health(process, port: int) -> None:
+    """Until the server answers."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=5) as answer:
+                assert answer.read() == b"ok"
+                return
+        except OSError:
+            assert process.poll() is None, "the app ended"
+            time.sleep(0.2)
+    raise AssertionError("the app does not answer")
+
+
 @pytest.fixture
 def digits(tmp_path):
     """A project with a promoted model of digits."""
@@ -173,15 +187,7 @@ def test_the_app_is_served_on_this_machine_alone_and_ended(digits):
     app, port = write_app("digits@production", folder=digits), free_port()
     process = start_app(app, port)
     try:
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
-            try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/_stcore/health", timeout=5) as answer:
-                    assert answer.read() == b"ok"
-                    break
-            except OSError:
-                assert process.poll() is None, "the app ended"
-                time.sleep(0.2)
+        wait_for_health(process, port)
         with pytest.raises(FsdlError) as refused:
             start_app(app, port)
         assert refused.value.code == "port" and f"--port {port + 1}" in refused.value.fix
@@ -190,3 +196,32 @@ def test_the_app_is_served_on_this_machine_alone_and_ended(digits):
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) is not None
+
+
+@pytest.mark.browser
+def test_in_a_browser_a_person_corrects_a_digit(digits, browser_page):
+    """Light and narrow; the console says nothing, and nothing but this machine is asked."""
+    app, port = write_app("digits@production", folder=digits), free_port()
+    process = start_app(app, port)
+    try:
+        wait_for_health(process, port)
+        page = browser_page
+        page.set_viewport_size({"width": 420, "height": 1100})
+        page.goto(f"http://127.0.0.1:{port}/")
+        page.get_by_text("I agree that what I send").click()
+        page.locator("input[type=file]").set_input_files(
+            {"name": "three.png", "mimeType": "image/png", "buffer": picture_of(3)}
+        )
+        page.get_by_text("The model says").wait_for()
+        page.get_by_role("combobox", name="The right answer").click()
+        page.get_by_role("option", name="8").click()
+        page.get_by_role("button", name="Send the correction").click()
+        page.get_by_text("It waits for a review").wait_for()
+        (kept,) = FeedbackStore("digits", digits).entries()
+        assert (kept.prediction, kept.label, kept.state) == ("3", "8", "waiting")
+        wide = page.evaluate("document.documentElement.scrollWidth")
+        assert wide <= 420, f"{wide} px wide"
+        assert not page.said, page.said
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)

@@ -6,6 +6,7 @@
 __all__ = ['feedback', 'list_feedback', 'accept', 'reject', 'delete', 'dataset']
 
 # %% ../../../nbs/cli/feedback/01_review.ipynb #2a520be2
+import os
 from dataclasses import asdict
 
 import click
@@ -198,4 +199,4 @@ def dataset(name, who, as_json):
         return print_json(
             {"version": version.reference, "digest": version.digest, "folder": str(version.folder), **parts}
         )
-    click.echo(f"{version}\n{version.folder}")
+    click.echo(f"{version}\n{os.path.relpath(version.folder)}")
