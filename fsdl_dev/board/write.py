@@ -205,10 +205,9 @@ class Board:
     def _recall(self) -> None:
         "What the last board knew, unless this process wrote it."
         path = self.folder / STATE
-        with suppress(OSError):
-            if path.stat().st_mtime_ns == self.kept:
-                return
-        self.state = _State.read(path)
+        changed = path.stat().st_mtime_ns
+        if changed != self.kept:
+            self.state, self.kept = _State.read(path), changed
 
     def _keep(self, known: _Known) -> None:
         before = self.state.entries
