@@ -95,12 +95,13 @@ def entry_of(row: RunRow, mark: int) -> Entry:
     tags, (metric, best), (sealed, sealed_value) = row.tags, _best_of(row), _sealed_of(row)
     labels = {name: value for name, value in {**row.params, **tags}.items() if name not in _SHOWN_APART}
     moment, job = moment_of(row.id), row.job or row.name
+    seconds = row.seconds or 0.0  # of an imported run it may not be known
     text = lambda value: _short(printable(str(value or "")))
     return Entry(
         row.id, mark, row.state or "new", say_share(row.step, row.total, True).strip() if row.alive else "",
         text(row.reason), printable(job), text(row.name), text(tags.get("owner")).partition(" <")[0], text(row.target),
-        f"{moment:%Y-%m-%d %H:%M}" if moment.timestamp() else "", say_seconds(row.seconds) if row.seconds else "",
-        round(row.seconds, 1), text(say_money(row.money)), row.cost, text(metric), best,
+        f"{moment:%Y-%m-%d %H:%M}" if moment.timestamp() else "", say_seconds(seconds) if seconds else "",
+        round(seconds, 1), text(say_money(row.money)), row.cost, text(metric), best,
         "" if best is None else f"{text(metric)} {say_number(best)}", text(sealed), sealed_value,
         text(say_pairs(sweep_labels(labels))), text(tags.get("status")), text(row.failure), text(row.cell),
         row.search, text(tags.get("sweep")), text(_imported_of(row)),

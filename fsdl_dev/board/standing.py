@@ -20,6 +20,7 @@ from ..share.model_file import Promotion
 
 # %% ../../nbs/board/04_standing.ipynb #5a1c339b
 _CANDIDATES = 5  # beside each baseline
+_WELL = ("succeeded", "ended")  # the second: of an imported run, which does not say how it ended
 _UNHELD = 5  # jobs without a baseline that are shown
 
 
@@ -72,7 +73,7 @@ def _standing(
     held = sorted(
         (one for one in own if _weight(roles.get(one.id, "")) < 2), key=lambda one: _weight(roles[one.id])
     )
-    ended = [one for one in own if one.state == "succeeded" and one.best is not None and not one.search]
+    ended = [one for one in own if one.state in _WELL and one.best is not None and not one.search]
     if not held and len(ended) < 2:
         return None
     first = held[0] if held else ended[0]

@@ -205,10 +205,9 @@ class Board:
     def _recall(self) -> None:
         "What the last board knew, unless this process wrote it."
         path = self.folder / STATE
-        with suppress(OSError):
-            if path.stat().st_mtime_ns == self.kept:
-                return
-        self.state = _State.read(path)
+        changed = path.stat().st_mtime_ns
+        if changed != self.kept:
+            self.state, self.kept = _State.read(path), changed
 
     def _keep(self, known: _Known) -> None:
         before = self.state.entries
@@ -243,15 +242,6 @@ class Board:
         }
 
     # ---- lists
-
-    def _put(self, name: str, text: str) -> None:
-        "Write a page unless it is there with the same content, whenever that was written."
-        digest = hashlib.sha256(text.encode("utf-8", "backslashreplace")).hexdigest()[:24]
-        if self.state.files.get(name) == digest and (self.folder / name).exists():
-            return
-        self.place.put(name, text.replace(AS_OF, time.strftime("%Y-%m-%d %H:%M", time.gmtime())))
-        self.state.files[name] = digest
-        self.changed.append(name)
 
     def _write_lists(self, known: _Known, linked: set[str], clean: Callable[[str], str]) -> None:
         links = self._links(known)
