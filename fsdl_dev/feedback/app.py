@@ -226,7 +226,9 @@ def app_text(
     values = {
         "MODEL": model,
         "PROJECT": project,
-        "NAMES": ", ".join([*sorted(["FeedbackStore", "FsdlError", type(takes).__name__]), "holder", "serve"]),
+        "NAMES": ", ".join(
+            [*sorted(["FeedbackStore", "FsdlError", type(takes).__name__]), "holder", "serve"]
+        ),
         "TAKES": shown,
         "WHAT": _WHAT[takes.kind],
         "GUESSED": note,

@@ -74,7 +74,11 @@ def _materials(run: Any) -> list[dict[str, Any]]:
         return _data(told)
     git, lock = snapshot.manifest["git"], snapshot.manifest["environment"]
     data = {item["name"]: item["digest"] for item in snapshot.manifest["data"]} | told
-    found = [_material("snapshot", snapshot.digest), _material("environment lock", lock["lock"]), *_data(data)]
+    found = [
+        _material("snapshot", snapshot.digest),
+        _material("environment lock", lock["lock"]),
+        *_data(data),
+    ]
     if git and git["commit"]:
         dirty = len(git["dirty"]) + len(git["untracked"])
         kind = "gitCommit" if len(git["commit"]) == 40 else "sha256"
