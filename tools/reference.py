@@ -235,7 +235,7 @@ def schema_page(about: str, schema: dict, left_out: tuple[str, ...] = (), say_nu
 
 def events_page() -> str:
     """Each kind of event with its fields, and the schema of all."""
-    from fsdl_dev.core.event_kinds import event_schema
+    from fsdl_dev.records.facts import event_schema
 
     schema = event_schema()
     about = (
@@ -292,8 +292,7 @@ def write_reference(folder: Path) -> None:
         head = f'---\ntitle: "{title}"\ndescription: "{description}"\n---\n\n'
         note = "<!-- Written from the code by tools/reference.py. -->\n\n"
         (folder / f"{name}.qmd").write_text(f"{head}{note}{page()}\n")
-    from fsdl_dev.core.event_kinds import event_schema
-    from fsdl_dev.records.facts import facts_schema
+    from fsdl_dev.records.facts import event_schema, facts_schema
 
     for name, schema in (("events", event_schema()), ("runs", facts_schema())):
         (folder / f"{name}.schema.json").write_text(json.dumps(schema, indent=1) + "\n")

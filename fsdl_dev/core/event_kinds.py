@@ -6,17 +6,13 @@
 __all__ = ['EVENT_KINDS', 'null', 'Event', 'Phase', 'State', 'Queue', 'Placed', 'Variables', 'Environment', 'Stage', 'Progress',
            'Standstill', 'Speed', 'Metric', 'Sample', 'Resource', 'Checkpoint', 'Data', 'Trial', 'Sweep', 'Failure',
            'Restart', 'Result', 'Outputs', 'Sealed', 'Accounting', 'Meter', 'Note', 'Tag', 'Artifact', 'Promotion',
-           'Tracker', 'File', 'event_of', 'type_schema', 'field_notes', 'field_types', 'event_schema']
+           'Tracker', 'File', 'event_of']
 
 # %% ../../nbs/core/15_event_kinds.ipynb #186a2b67
-import inspect
 import math
-import re
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields, is_dataclass
-from types import UnionType
+from dataclasses import MISSING, FrozenInstanceError, dataclass, field, fields
 from typing import Any, ClassVar, Literal, Self
 
 from .units import Money, add_money, say_money
@@ -531,87 +527,3 @@ def event_of(
     if cls is None or not cls._required <= line.keys():
         return None
     return cls.from_line(line)
-
-# %% ../../nbs/core/15_event_kinds.ipynb #058d16de
-_NUMBER = {"anyOf": [{"type": "number"}, {"enum": ["NaN", "Infinity", "-Infinity"]}]}
-_SIMPLE: dict[Any, dict] = {
-    bool: {"type": "boolean"},
-    int: {"type": "integer"},
-    float: {"$ref": "#/$defs/number"},
-    str: {"type": "string"},
-    type(None): {"type": "null"},
-    Any: {},
-}
-
-
-def type_schema(hint: Any) -> dict:
-    "The JSON schema of a field's type."
-    if hint in _SIMPLE:
-        return _SIMPLE[hint]
-    origin, inner = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, UnionType):
-        return {"anyOf": [type_schema(one) for one in inner]}
-    if origin is Literal:
-        return {"enum": [*inner]}
-    if origin in (Mapping, dict):
-        return {"type": "object", "additionalProperties": type_schema(inner[1])}
-    if origin in (Sequence, list):
-        return {"type": "array", "items": type_schema(inner[0])}
-    if origin is tuple:
-        return {"type": "array", "prefixItems": [type_schema(one) for one in inner]}
-    if isinstance(hint, type) and is_dataclass(hint):
-        return {"$ref": f"#/$defs/{hint.__name__}"}
-    raise TypeError(f"{hint} has no JSON schema yet")
-
-
-def field_notes(
-    cls: type,  # a dataclass, such as one of EVENT_KINDS
-) -> dict[str, str]:  # field -> its comment; empty where the source is not at hand
-    "The comments beside the fields of a dataclass."
-    with suppress(OSError, TypeError):
-        lines = re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(cls), re.M)
-        return {name: note[:1].upper() + note[1:] for name, note in lines}
-    return {}
-
-
-def field_types(cls: type[Event]) -> dict[str, Any]:
-    "The fields of a kind and their types, without those that all events have."
-    hints = typing.get_type_hints(cls)
-    return {name: hints[name] for name in cls._names if name not in Event._names}
-
-
-def _kind_schema(cls: type[Event], open_ended: bool) -> dict:
-    "The JSON schema of the lines of one kind."
-    notes, properties = field_notes(cls), {}
-    for name, hint in field_types(cls).items():
-        properties[name] = type_schema(hint) | ({"description": notes[name]} if name in notes else {})
-    properties = {"t": {"type": "number"}, "kind": {"const": cls.kind}, "rank": {}} | properties
-    required = sorted({"t", "kind"} | cls._required)
-    found: dict = {"description": inspect.getdoc(cls), "properties": properties, "required": required}
-    return found | ({} if open_ended else {"additionalProperties": False})
-
-
-def event_schema(
-    open_ended: bool = True,  # False: refuse the kinds and fields of other versions
-) -> dict:
-    "The JSON schema (draft 2020-12) of a line of an event log."
-    number = {"description": "A number; JSON has no NaN and no infinity, so these are text."} | _NUMBER
-    kinds = {kind: _kind_schema(cls, open_ended) for kind, cls in sorted(EVENT_KINDS.items())}
-    rules = [
-        {"if": {"properties": {"kind": {"const": kind}}}, "then": {"$ref": f"#/$defs/{kind}"}}
-        for kind in kinds
-    ]
-    common: dict = {
-        "t": {"description": "When it was written, Unix seconds.", "type": "number"},
-        "kind": {"type": "string"} if open_ended else {"enum": [*kinds]},
-        "rank": {"description": "Of the process that it is about.", "type": ["integer", "null"]},
-    }
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": "A line of the event log of a run",
-        "type": "object",
-        "properties": common,
-        "required": ["t", "kind"],
-        "allOf": rules,
-        "$defs": {"number": number, **kinds},
-    }

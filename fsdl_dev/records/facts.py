@@ -4,14 +4,19 @@
 
 # %% auto #0
 __all__ = ['QueueFacts', 'RestartFacts', 'TrackerFacts', 'SampleFacts', 'CheckpointFacts', 'LimitFacts', 'CostFacts',
-           'PipelineFacts', 'ImportFacts', 'RunFacts', 'run_facts', 'facts_schema']
+           'PipelineFacts', 'ImportFacts', 'RunFacts', 'run_facts', 'type_schema', 'field_notes', 'field_types',
+           'event_schema', 'facts_schema']
 
 # %% ../../nbs/records/14_facts.ipynb #d0b42eec
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, get_type_hints
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ..core.event_kinds import field_notes, type_schema
+from ..core.event_kinds import EVENT_KINDS, Event
 from ..core.fold.view import RunView
 from .checkpoints import Checkpoint
 from .files import view_samples
@@ -267,6 +272,90 @@ def run_facts(
         last=_checkpoint_facts(run.last),
         failure=failure.text() if failure else None,
     )
+
+# %% ../../nbs/records/14_facts.ipynb #058d16de
+_NUMBER = {"anyOf": [{"type": "number"}, {"enum": ["NaN", "Infinity", "-Infinity"]}]}
+_SIMPLE: dict[Any, dict] = {
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    float: {"$ref": "#/$defs/number"},
+    str: {"type": "string"},
+    type(None): {"type": "null"},
+    Any: {},
+}
+
+
+def type_schema(hint: Any) -> dict:
+    "The JSON schema of a field's type."
+    if hint in _SIMPLE:
+        return _SIMPLE[hint]
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, UnionType):
+        return {"anyOf": [type_schema(one) for one in inner]}
+    if origin is Literal:
+        return {"enum": [*inner]}
+    if origin in (Mapping, dict):
+        return {"type": "object", "additionalProperties": type_schema(inner[1])}
+    if origin in (Sequence, list):
+        return {"type": "array", "items": type_schema(inner[0])}
+    if origin is tuple:
+        return {"type": "array", "prefixItems": [type_schema(one) for one in inner]}
+    if isinstance(hint, type) and is_dataclass(hint):
+        return {"$ref": f"#/$defs/{hint.__name__}"}
+    raise TypeError(f"{hint} has no JSON schema yet")
+
+
+def field_notes(
+    cls: type,  # a dataclass, such as one of EVENT_KINDS
+) -> dict[str, str]:  # field -> its comment; empty where the source is not at hand
+    "The comments beside the fields of a dataclass."
+    with suppress(OSError, TypeError):
+        lines = re.findall(r"^    (\w+): .*?  # (.*)$", inspect.getsource(cls), re.M)
+        return {name: note[:1].upper() + note[1:] for name, note in lines}
+    return {}
+
+
+def field_types(cls: type[Event]) -> dict[str, Any]:
+    "The fields of a kind and their types, without those that all events have."
+    hints, common = get_type_hints(cls), {one.name for one in fields(Event)}
+    return {one.name: hints[one.name] for one in fields(cls) if one.name not in common}
+
+
+def _kind_schema(cls: type[Event], open_ended: bool) -> dict:
+    "The JSON schema of the lines of one kind."
+    notes, properties = field_notes(cls), {}
+    for name, hint in field_types(cls).items():
+        properties[name] = type_schema(hint) | ({"description": notes[name]} if name in notes else {})
+    properties = {"t": {"type": "number"}, "kind": {"const": cls.kind}, "rank": {}} | properties
+    required = sorted({"t", "kind"} | {one.name for one in fields(cls) if one.default is MISSING})
+    found: dict = {"description": inspect.getdoc(cls), "properties": properties, "required": required}
+    return found | ({} if open_ended else {"additionalProperties": False})
+
+
+def event_schema(
+    open_ended: bool = True,  # False: refuse the kinds and fields of other versions
+) -> dict:
+    "The JSON schema (draft 2020-12) of a line of an event log."
+    number = {"description": "A number; JSON has no NaN and no infinity, so these are text."} | _NUMBER
+    kinds = {kind: _kind_schema(cls, open_ended) for kind, cls in sorted(EVENT_KINDS.items())}
+    rules = [
+        {"if": {"properties": {"kind": {"const": kind}}}, "then": {"$ref": f"#/$defs/{kind}"}}
+        for kind in kinds
+    ]
+    common: dict = {
+        "t": {"description": "When it was written, Unix seconds.", "type": "number"},
+        "kind": {"type": "string"} if open_ended else {"enum": [*kinds]},
+        "rank": {"description": "Of the process that it is about.", "type": ["integer", "null"]},
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "A line of the event log of a run",
+        "type": "object",
+        "properties": common,
+        "required": ["t", "kind"],
+        "allOf": rules,
+        "$defs": {"number": number, **kinds},
+    }
 
 # %% ../../nbs/records/14_facts.ipynb #9ab5ee83
 _FACTS = (

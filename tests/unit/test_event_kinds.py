@@ -9,19 +9,13 @@ import jsonschema
 import pytest
 from repository import PACKAGE, ROOT, SUPPORT
 
-from fsdl_dev.core.event_kinds import (
-    EVENT_KINDS,
-    Event,
-    event_of,
-    event_schema,
-    field_notes,
-    field_types,
-)
+from fsdl_dev.core.event_kinds import EVENT_KINDS, Event, event_of
 from fsdl_dev.core.events import EventTail, EventWriter
 from fsdl_dev.core.fold.view import RunView, view_from_text, view_text
 from fsdl_dev.engines.kubernetes import script as kubernetes
 from fsdl_dev.engines.ray import script as ray
 from fsdl_dev.engines.remote.script_parts import SOURCE_FUNCTIONS, START_FUNCTIONS
+from fsdl_dev.records.facts import event_schema, field_notes, field_types
 
 # each kind once, as version 0.1 wrote it; "forecast" and the field "unit" are of a version to come
 EARLIER = json.loads((SUPPORT / "event_lines.json").read_text(encoding="utf-8"))

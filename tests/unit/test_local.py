@@ -18,7 +18,7 @@ from following import events, states, until
 from repository import SUPPORT
 
 from fsdl_dev.core.errors import FsdlError, memory_folders
-from fsdl_dev.core.event_kinds import Checkpoint, event_schema
+from fsdl_dev.core.event_kinds import Checkpoint
 from fsdl_dev.core.events import read_events
 from fsdl_dev.core.job import Job, Resources
 from fsdl_dev.core.rundir import RunDir, create_run_dir, read_json, write_json
@@ -26,6 +26,7 @@ from fsdl_dev.core.settings import find_project
 from fsdl_dev.core.states import FINAL
 from fsdl_dev.engines.target import get_target
 from fsdl_dev.records.checkpoints import verify_checkpoint
+from fsdl_dev.records.facts import event_schema
 from fsdl_dev.records.run import Run
 from fsdl_dev.records.search.store import RunStore
 from fsdl_dev.worker.failures import explain_failure
@@ -337,7 +338,7 @@ def test_killing_the_worker_ends_everything_and_marks_the_run_as_lost(place):
     run = place.script("""
         import json, os, pathlib, subprocess, time
         from fsdl_dev.core.events import current_writer
-        from fsdl_dev.core.event_kinds import Checkpoint, event_schema
+        from fsdl_dev.core.event_kinds import Checkpoint
         run = pathlib.Path(os.environ["FSDL_RUN_DIR"])
         (run / "checkpoints" / "last.ckpt").write_text("weights")
         current_writer().write(Checkpoint(path="checkpoints/last.ckpt", step=40))
@@ -698,7 +699,7 @@ def test_a_checkpoint_that_was_saved_a_moment_before_the_kill(place):
     run = place.script("""
         import os, signal, zipfile
         from fsdl_dev.core.events import current_writer
-        from fsdl_dev.core.event_kinds import Checkpoint, event_schema
+        from fsdl_dev.core.event_kinds import Checkpoint
         folder = os.environ["FSDL_RUN_DIR"] + "/checkpoints/"
         def save(name, text):
             with zipfile.ZipFile(folder + name, "w") as file: file.writestr("step", text)
