@@ -15,7 +15,7 @@ from ..core.errors import FsdlError, did_you_mean
 
 # %% ../../nbs/board/00_settings.ipynb #6baa3cf7
 BOARD = "[tool.fsdl_dev.board]"
-VIEWS = "[tool.fsdl_dev.board.views]"
+VIEWS = f"{BOARD[:-1]}.views]"
 PAGES = 200  # runs with a page of their own
 
 

@@ -178,7 +178,7 @@ def test_links_between_notebooks():
 
 def test_directives():
     allowed = re.compile(
-        r"(default_exp [a-z_.]+|exports?|hide|eval: ?false|code-fold: ?true|slow|cuda|net|exec_doc)$"
+        r"(default_exp [a-z_.]+|exports?|hide|eval: ?false|code-fold: ?true|slow|cuda|net|exec_doc|sealed)$"
     )
     wrong = [
         f"{notebook.where(cell)}: #| {directive}"

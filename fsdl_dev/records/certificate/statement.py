@@ -31,8 +31,9 @@ SUMS = "certificate.sha256"
 OWN = (STATEMENT, SIGNATURE, SUMS)
 TYPE = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
-_BUILD = "https://github.com/fsdl-dev/fsdl_dev/training/v1"
-_BUILDER = "https://github.com/fsdl-dev/fsdl_dev/worker/v1"
+_HOME = "https://github.com/fsdl-dev/fsdl_dev"
+_BUILD = f"{_HOME}/training/v1"
+_BUILDER = f"{_HOME}/worker/v1"
 
 
 def folder_digests(folder: Path) -> dict[str, str]:  # path -> SHA-256

@@ -26,6 +26,8 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+from ...core.protocol import Module
+
 # %% ../../../nbs/worker/sealed/01_clean_process.ipynb #04c353a0
 PACKAGE = "_sealed_"
 
@@ -61,19 +63,30 @@ def _parts(value: Any) -> Any:
     return (value.__code__, value.__defaults__, value.__kwdefaults__) if plain else None
 
 
+def _modules_of(library: str) -> dict[str, types.ModuleType]:
+    "The loaded modules of a library."
+    loaded = [(name, module) for name, module in [*sys.modules.items()] if name.partition(".")[0] == library]
+    return {name: module for name, module in loaded if isinstance(module, types.ModuleType)}
+
+
+_METHODS = (types.FunctionType, staticmethod, classmethod, property)
+
+
+def _methods(cls: type) -> dict[str, Any]:
+    "What a class itself holds as methods."
+    return {name: value for name, value in [*vars(cls).items()] if isinstance(value, _METHODS)}
+
+
 def _held(library: str) -> dict[tuple[str, str], tuple[Any, Any]]:
     "What the loaded modules of a library and their classes hold: functions and classes by the place where they are."
     found = {}
-    for name, module in [*sys.modules.items()]:
-        if module is None or name.partition(".")[0] != library or not isinstance(module, types.ModuleType):
-            continue
+    for name, module in _modules_of(library).items():
         for key, value in [*vars(module).items()]:
             if callable(value):
                 found[name, key] = (value, _parts(value))
             if issubclass(type(value), type) and value.__module__ == name:
-                for part, method in [*vars(value).items()]:
-                    if isinstance(method, (types.FunctionType, staticmethod, classmethod, property)):
-                        found[name, f"{key}.{part}"] = (method, _parts(method))
+                methods = {f"{key}.{part}": method for part, method in _methods(value).items()}
+                found |= {(name, place): (method, _parts(method)) for place, method in methods.items()}
     return found
 
 
@@ -291,14 +304,12 @@ def _import_all(sources: dict[str, str]) -> None:
     "Import what the sealed statements import, so that no code of the project is there when they are loaded."
     import ast
 
-    for text in sources.values():
-        for node in ast.walk(ast.parse(text)):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom) and not node.level:
-                names = [node.module or ""]
-            for name in names:
-                if name and name.partition(".")[0] != PACKAGE:
-                    importlib.import_module(name)
+    nodes = [node for text in sources.values() for node in ast.walk(ast.parse(text))]
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom) and not node.level]
+    for name in names:
+        if name and name.partition(".")[0] != PACKAGE:
+            importlib.import_module(name)
 
 
 def evaluate(request: dict) -> dict:
@@ -321,7 +332,7 @@ def evaluate(request: dict) -> dict:
     opened.on = False
     started = _digest_of(request["checkpoint"])
     sys.path[:0] = request["code"]
-    reader = importlib.import_module("fsdl_dev.train.checkpoints.reader")
+    reader = importlib.import_module(Module.WEIGHTS)
     model = reader.load_weights(request["checkpoint"], request["cls"])
     ran = _Ran()
     _fixed_seeds()
