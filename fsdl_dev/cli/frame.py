@@ -127,7 +127,7 @@ EXAMPLES = examples("""
     queue brave-otter,
     reproduce brave-otter --tolerance 0.02, rm brave-otter calm-fox,
     rollback digits --why 'wrong on new images', share brave-otter --to report.html, skill,
-    show brave-otter --watch
+    show brave-otter --watch, verify models/3f9c21ab0d2e4f61
 """)
 
 # %% ../../nbs/cli/02_frame.ipynb #f4a3e003

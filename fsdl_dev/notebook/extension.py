@@ -22,7 +22,7 @@ from ..records.run import Detached
 _NAMES = (
     "attach board budgets cancel capacity check compare costs diff doctor export gpus keep launch lineage logs"
     " mirror models note notebook package plan pictures policy profile promote queue reproduce"
-    " rollback runs share tag targets"
+    " rollback runs share tag targets verify"
 )
 MAGICS = tuple(f"fsdl_{name}" for name in _NAMES.split())
 
