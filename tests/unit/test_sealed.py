@@ -120,7 +120,7 @@ SURROUNDINGS = {
     "sitecustomize": "import torch\ntorch.eq = lambda a, b: a * 0 + 1\n",
     "usercustomize": "import torch\ntorch.eq = lambda a, b: a * 0 + 1\n",
     "conftest": "import torch\ntorch.eq = lambda a, b: a * 0 + 1\n",
-    "proj/patches": "import proj.digits\nproj.digits.evaluate = lambda model: {'accuracy': 1.0}\n",
+    "proj/patches": "import sys\nsys.modules['proj.digits'].evaluate = lambda model: {'accuracy': 1.0}\n",
 }
 
 
@@ -550,8 +550,10 @@ def test_two_people_promote_at_once(copied):
     other = root / ".fsdl" / "runs" / f"{run.id[:-5]}other"
     shutil.copytree(run.path, other)
     command = [sys.executable, "-c", PROMOTE, str(root)]
+    own_store = {name: value for name, value in os.environ.items() if name != "FSDL_STORE"}
     both = [
-        subprocess.Popen([*command, name], stdout=subprocess.PIPE, text=True) for name in (run.id, other.name)
+        subprocess.Popen([*command, name], stdout=subprocess.PIPE, text=True, env=own_store)
+        for name in (run.id, other.name)
     ]
     said = sorted(one.communicate(timeout=300)[0].strip() for one in both)
     assert said == ["promoted", "refused True"]

@@ -325,13 +325,13 @@ def _import_class(cls_path: str) -> type[nn.Module]:
         )
     try:
         found = pkgutil.resolve_name(cls_path)
-    except (ImportError, ValueError) as problem:
-        raise FsdlError(
-            f"The module {module_name!r} cannot be imported: {problem}.",
-            where=cls_path,
-            fix="pip install -e . in its project   (the code that ran: run.snapshot.lay_out(folder))",
-        ) from problem
-    except AttributeError as problem:
+    except (ImportError, ValueError, AttributeError) as problem:
+        if not isinstance(problem, AttributeError) or module_name not in sys.modules:  # its own code raised it
+            raise FsdlError(
+                f"The module {module_name!r} cannot be imported: {problem}.",
+                where=cls_path,
+                fix="pip install -e . in its project   (the code that ran: run.snapshot.lay_out(folder))",
+            ) from problem
         near = did_you_mean(class_name, vars(sys.modules[module_name]))
         what = f"{module_name} has no class {class_name!r}.{near}"
         raise FsdlError(what, where=cls_path, fix=f"was it renamed since? {pass_it}") from problem
