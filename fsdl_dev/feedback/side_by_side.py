@@ -91,8 +91,8 @@ def measure_both(name: str, before: torch.Tensor, now: torch.Tensor) -> Measured
     "The accuracies of two models on the same examples, and the exact McNemar test of the gain."
     gained, lost = int((now & ~before).sum()), int((before & ~now).sum())
     chance = float(binomtest(gained, gained + lost, alternative="greater").pvalue) if gained + lost else 1.0
-    shares = [int(one.sum()) / max(1, len(one)) for one in (before, now)]
-    return Measured(name, *shares, len(now), chance)
+    old, new = (int(one.sum()) / max(1, len(one)) for one in (before, now))
+    return Measured(name, old, new, len(now), chance)
 
 # %% ../../nbs/feedback/06_side_by_side.ipynb #691e8441
 def load_data(settings: FeedbackSettings, project: Project, name: str, given: str = "") -> Any:

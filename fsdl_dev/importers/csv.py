@@ -103,7 +103,8 @@ def understand(
             what = f"{role!r} is not what a column can be.{did_you_mean(role, ROLES)}"
             raise FsdlError(what, where=f"--column {name}={role}", fix=f"one of {', '.join(ROLES)}")
     by_step = has_steps(table, given)
-    found = [_role(str(name), table[name], by_step) for name in table.columns]
+    frame: Any = table
+    found = [_role(str(name), frame[name], by_step) for name in frame.columns]
     return [
         _single(Column(one.name, given.get(one.name, one.role), one.target), found, given) for one in found
     ]
@@ -121,12 +122,13 @@ def _single(column: Column, others: list[Column], given: Mapping[str, str]) -> C
 
 def has_steps(table: pd.DataFrame, given: Mapping[str, str]) -> bool:
     "Whether a row is a step of a run, and not a run: it has a column of steps or epochs that counts."
-    for name in table.columns:
+    frame: Any = table
+    for name in frame.columns:
         role = given.get(str(name)) or _BY_NAME.get(re.sub(r"[\s-]+", "_", str(name).strip().lower()))
         if (
             role in ("step", "epoch")
-            and pd.api.types.is_numeric_dtype(table[name])
-            and table[name].nunique() > 1
+            and pd.api.types.is_numeric_dtype(frame[name])
+            and frame[name].nunique() > 1
         ):
             return True
     return False
@@ -206,7 +208,8 @@ def _as_numbers(table: Table, name: str, decimal: str) -> None:
     frame: Any = table.frame
     texts = frame[name].astype("string").str.strip().str.lower()
     texts = texts.str.replace(",", ".") if decimal == "," else texts
-    numbers: Any = pd.to_numeric(texts, errors="coerce").astype(float)
+    parsed: Any = pd.to_numeric(texts, errors="coerce")
+    numbers = parsed.astype(float)
     no_number = numbers.isna() & texts.notna()
     if numbers.notna().any() and texts[no_number].isin(_EMPTY).all():
         frame[name] = numbers
@@ -334,7 +337,8 @@ def _run_name(name: Any, row: Any, file: Path) -> str:
 
 def _old_run(file: Path, name: str, rows: pd.DataFrame, columns: list[Column], table: Table) -> OldRun:
     "A run of some rows."
-    digest = hashlib.sha256(hash_pandas_object(rows, index=False).to_numpy().tobytes()).hexdigest()
+    row_hash: Any = hash_pandas_object
+    digest = hashlib.sha256(row_hash(rows, index=False).to_numpy().tobytes()).hexdigest()
     mark = f"{len(rows)} rows {digest} {', '.join(map(str, columns))}"
     reader = _reader(rows, columns, table.nans)
     about: dict[str, Any] = {"size": len(rows), "name": name, "notes": list(table.notes)}

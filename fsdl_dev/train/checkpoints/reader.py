@@ -326,7 +326,9 @@ def _import_class(cls_path: str) -> type[nn.Module]:
     try:
         found = pkgutil.resolve_name(cls_path)
     except (ImportError, ValueError, AttributeError) as problem:
-        if not isinstance(problem, AttributeError) or module_name not in sys.modules:  # its own code raised it
+        if (
+            not isinstance(problem, AttributeError) or module_name not in sys.modules
+        ):  # its own code raised it
             raise FsdlError(
                 f"The module {module_name!r} cannot be imported: {problem}.",
                 where=cls_path,

@@ -72,7 +72,7 @@ def _modules_of(library: str) -> dict[str, types.ModuleType]:
 _METHODS = (types.FunctionType, staticmethod, classmethod, property)
 
 
-def _methods(cls: type) -> dict[str, Any]:
+def _methods(cls: Any) -> dict[str, Any]:
     "What a class itself holds as methods."
     return {name: value for name, value in [*vars(cls).items()] if isinstance(value, _METHODS)}
 

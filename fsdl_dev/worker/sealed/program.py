@@ -454,7 +454,7 @@ def _refuse_by_name(modules: Iterable[_Module]) -> None:
     for module in modules:
         for at in sorted(module.taken):
             words = {
-                getattr(one, "id", None) or getattr(one, "attr", None)
+                str(getattr(one, "id", None) or getattr(one, "attr", None))
                 for one in ast.walk(module.statements[at])
             }
             if found := sorted(words & _BY_NAME):
