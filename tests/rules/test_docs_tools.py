@@ -14,8 +14,9 @@ import llms  # noqa: E402
 import reference  # noqa: E402
 
 import fsdl_dev  # noqa: E402
-from fsdl_dev.core.event_kinds import EVENT_KINDS, field_types  # noqa: E402
+from fsdl_dev.core.event_kinds import EVENT_KINDS  # noqa: E402
 from fsdl_dev.core.protocol import Env  # noqa: E402
+from fsdl_dev.records.facts import field_types  # noqa: E402
 
 
 def test_reference_names_all_that_a_user_types(tmp_path):
