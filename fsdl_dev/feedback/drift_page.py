@@ -59,7 +59,7 @@ def draw_told_apart(drift: Drift) -> Picture:
     figure = Figure(figsize=(3.2, 2.2), layout="constrained")
     axis = figure.subplots()
     for values, colour, label in zip(drift.scores, (_BEFORE, _NOW), ("before", "now")):
-        axis.hist(values, np.linspace(0, 1, 21), density=True, alpha=0.6, color=colour, label=label)
+        axis.hist(values, np.linspace(0, 1, 21).tolist(), density=True, alpha=0.6, color=colour, label=label)
     _panel(axis, f"taken for now: area {drift.apart:.2f}")
     axis.legend(fontsize=7, labelcolor=INK, framealpha=0)
     return Picture(
