@@ -52,8 +52,8 @@ def read_takes(values: Mapping[str, Any]) -> Takes:
     check_choice("kind of input", values.get("kind"), tuple(_KINDS), "takes")
     cls = _KINDS[values["kind"]]
     known = {one.name: values[one.name] for one in fields(cls) if one.name in values}
-    values: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in known.items()}
-    return cls(**values)
+    told: dict[str, Any] = {name: tuple(v) if isinstance(v, list) else v for name, v in known.items()}
+    return cls(**told)
 
 
 class Correction(NamedTuple):
