@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from ..core.rundir import run_words
-from ..core.states import FINAL, UNREADABLE
+from ..core.states import is_alive
 from ..core.text import printable
 from ..core.units import say_money, say_seconds
 from ..records.search.marks import RunMarks
@@ -54,7 +54,7 @@ class Entry(NamedTuple):
 
     @property
     def alive(self) -> bool:
-        return self.state not in FINAL and self.state != UNREADABLE
+        return is_alive(self.state)
 
     @property
     def page(self) -> str:

@@ -66,22 +66,36 @@ def _best_first(entries: Iterable[Entry], mode: str | None) -> list[Entry]:
     return sorted(entries, key=number)
 
 
+def _held(own: Iterable[Entry], roles: Mapping[str, str]) -> list[Entry]:
+    "The runs that others are compared with: what holds production first, then baselines."
+    weights = {one.id: _weight(roles.get(one.id, "")) for one in own}
+    return sorted((one for one in own if weights[one.id] < 2), key=lambda one: weights[one.id])
+
+
+def _is_comparable(entry: Entry) -> bool:
+    "Whether a run ended well, with a number. A sweep is compared by its trials."
+    return entry.state in _WELL and entry.best is not None and not entry.search
+
+
+def _candidates(others: Sequence[Entry], roles: Mapping[str, str], mode: str | None) -> list[Entry]:
+    "The runs that have a role, and the best of those that have none; the best first."
+    named = [one for one in others if one.id in roles]
+    unnamed = _best_first((one for one in others if one.id not in roles), mode)
+    return _best_first([*named, *unnamed[:_CANDIDATES]], mode)
+
+
 def _standing(
     name: str, own: Sequence[Entry], roles: Mapping[str, str], modes: Mapping[str, tuple[str, str]]
 ) -> Standing | None:
     "How the runs of a job stand; None where nothing can be compared."
-    held = sorted(
-        (one for one in own if _weight(roles.get(one.id, "")) < 2), key=lambda one: _weight(roles[one.id])
-    )
-    ended = [one for one in own if one.state in _WELL and one.best is not None and not one.search]
-    if not held and len(ended) < 2:
+    held = _held(own, roles)
+    comparable = [one for one in own if _is_comparable(one)]
+    if not held and len(comparable) < 2:
         return None
-    first = held[0] if held else ended[0]
+    first = [*held, *comparable][0]
     metric, mode = modes.get(first.id, (first.metric, metric_mode(first.metric)))
-    others = [one for one in ended if one not in held and one.metric == metric]
-    named = [one for one in others if one.id in roles]
-    rest = _best_first((one for one in others if one.id not in roles), mode)
-    chosen = [*held, *_best_first([*named, *rest[:_CANDIDATES]], mode)]
+    others = [one for one in comparable if one not in held and one.metric == metric]
+    chosen = [*held, *_candidates(others, roles, mode)]
     return Standing(name, metric, mode, [Place(one, roles.get(one.id, "")) for one in chosen], bool(held))
 
 

@@ -336,39 +336,49 @@ def _run_name(name: Any, row: Any, file: Path) -> str:
 
 
 def _old_run(file: Path, name: str, rows: pd.DataFrame, columns: list[Column], table: Table) -> OldRun:
-    "A run of some rows."
+    "A run of some rows. What is said of the whole run is read in the last of them."
     row_hash: Any = hash_pandas_object
     digest = hashlib.sha256(row_hash(rows, index=False).to_numpy().tobytes()).hexdigest()
     mark = f"{len(rows)} rows {digest} {', '.join(map(str, columns))}"
     reader = _reader(rows, columns, table.nans)
     about: dict[str, Any] = {"size": len(rows), "name": name, "notes": list(table.notes)}
     run = OldRun("csv", f"{file.absolute()}:{name}", file, mark, reader, **about)
-    roles: dict[str, list[Column]] = {}
-    for column in columns:
-        roles.setdefault(column.role, []).append(column)
-    first = rows.iloc[-1]
-    value = lambda role: _plain(first[roles[role][0].name]) if role in roles else None
-    run.params = {
-        one.target: _plain(first[one.name]) for one in roles.get("param", ()) if _is_known(first[one.name])
-    }
-    run.tags = {
-        one.target: str(first[one.name]) for one in roles.get("tag", ()) if _is_known(first[one.name])
-    }
-    if "time" in roles:
-        moments = [
-            _moment(one) for one in (rows.iloc[0][roles["time"][0].name], first[roles["time"][0].name])
-        ]
-        for moment in moments:
-            run.see(moment)
-    took = as_metric(value("seconds"))
-    run.see(_moment(value("ended")) if _is_known(value("ended")) else None)
-    if run.began and took and math.isfinite(took) and "ended" not in roles:
-        run.see(run.began + took)
-    word = str(value("state") or "").strip().lower()
+    last = rows.iloc[-1]
+    run.params = {column.target: _plain(value) for column, value in _known_values("param", columns, last)}
+    run.tags = {column.target: str(value) for column, value in _known_values("tag", columns, last)}
+    _see_times(run, rows, columns)
+    word = str(_value("state", columns, last) or "").strip().lower()
     run.state = _STATE_WORDS.get(word, ENDED)
     run.reason = f"{word}, as the table has it" if word else "the table does not say how a run ended"
-    run.url = str(value("url")) if _is_known(value("url")) else ""
+    url = _value("url", columns, last)
+    run.url = str(url) if _is_known(url) else ""
     return run
+
+
+def _known_values(role: str, columns: list[Column], row: pd.Series) -> list[tuple[Column, Any]]:
+    "The columns of a role that have a value in a row."
+    values = [(one, row[one.name]) for one in columns if one.role == role]
+    return [(one, value) for one, value in values if _is_known(value)]
+
+
+def _value(role: str, columns: list[Column], row: pd.Series) -> Any:
+    "What a row has in the column of a role; None where there is no such column."
+    name = _first_of(role, columns)
+    return _plain(row[name]) if name else None
+
+
+def _see_times(run: OldRun, rows: pd.DataFrame, columns: list[Column]) -> None:
+    "Note when a run began and ended, as far as its rows say it."
+    first, last = rows.iloc[0], rows.iloc[-1]
+    if time_column := _first_of("time", columns):
+        for row in (first, last):
+            run.see(_moment(row[time_column]))
+    says_end = _first_of("ended", columns) is not None
+    if says_end:
+        run.see(_moment(_value("ended", columns, last)))
+    took = _known_number(_value("seconds", columns, last))
+    if run.began and took and not says_end:
+        run.see(run.began + took)
 
 
 def _is_known(value: Any) -> bool:

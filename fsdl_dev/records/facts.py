@@ -229,24 +229,36 @@ def _import_facts(found: Mapping[str, Any]) -> ImportFacts | None:
     return ImportFacts(**{**known, **{name: str(found.get(name, "")) for name in ("tracker", "id", "path")}})
 
 
+def _silence_facts(view: RunView) -> SilenceFacts | None:
+    return SilenceFacts(view.away.since, view.away.text) if view.away else None
+
+
+def _restart_facts(view: RunView) -> list[RestartFacts]:
+    return [RestartFacts(one.t, one.count, one.reason, one.from_step) for one in view.restarts.events]
+
+
+def _sample_facts(view: RunView, run) -> dict[str, list[SampleFacts]]:
+    return {
+        name: [SampleFacts(one.step, one.type, one.given, [*one.files]) for one in some]
+        for name, some in view_samples(view, run.place).items()
+    }
+
+
 def run_facts(
     run,  # a Run
 ) -> RunFacts:
     "What is known of a run by now; its target is asked first."
     view, job = run.view, run.job
+    is_imported = bool(job.launch.imported)
     failure = run.failure if view.state == "failed" else None
-    best = run.best if run.best and run.best.best else None  # None where no metric was chosen
-    samples = {
-        name: [SampleFacts(one.step, one.type, one.given, [*one.files]) for one in some]
-        for name, some in view_samples(view, run.place).items()
-    }
+    was_chosen = run.best is not None and run.best.best  # by a metric
     return RunFacts(
         id=run.id,
         words=run.words,
         state=view.state,
         reason=view.reason,
         target=job.launch.target or None,
-        kind=None if job.launch.imported else job.kind,
+        kind=None if is_imported else job.kind,
         name=job.name,
         owner=job.launch.owner,
         agent=job.launch.agent or None,
@@ -257,18 +269,18 @@ def run_facts(
         tags=run.tags,
         earlier=dict(earlier_runs(job)),
         queue=_queue_facts(view),
-        not_reached=SilenceFacts(view.away.since, view.away.text) if view.away else None,
-        restarts=[RestartFacts(one.t, one.count, one.reason, one.from_step) for one in view.restarts.events],
+        not_reached=_silence_facts(view),
+        restarts=_restart_facts(view),
         trackers=_tracker_facts(view),
         path=str(run.path),
         imported=_import_facts(job.launch.imported),
-        seconds=round(view.life.elapsed(), 3) if view.life.began or not job.launch.imported else None,
+        seconds=None if is_imported and not view.life.began else round(view.life.elapsed(), 3),
         cost=_cost_facts(view),
         result=view.products.result,
         metrics={name: value.value for name, value in view.metrics.latest.items()},
         sealed=view.sealed.values(),
-        samples=samples,
-        best=_checkpoint_facts(best),
+        samples=_sample_facts(view, run),
+        best=_checkpoint_facts(run.best if was_chosen else None),
         last=_checkpoint_facts(run.last),
         failure=failure.text() if failure else None,
     )

@@ -25,7 +25,7 @@ from ..core.event_kinds import Accounting
 from ..core.fold.view import RunView
 from ..core.job import Job, JobRecord, job_params
 from ..core.rundir import run_words
-from ..core.states import FINAL, UNREADABLE
+from ..core.states import UNREADABLE, is_alive
 from ..core.text import printable
 from ..core.units import Money, say_age, say_money, say_seconds
 from .curves import split_name
@@ -94,7 +94,7 @@ class RunRow:
 
     @property
     def alive(self) -> bool:
-        return self.state not in FINAL and self.state != UNREADABLE
+        return is_alive(self.state)
 
     @property
     def money(self) -> tuple[Money, ...]:

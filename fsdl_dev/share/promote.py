@@ -175,9 +175,27 @@ class _Compared(NamedTuple):
         return None
 
 
+class _Outcome(NamedTuple):
+    "What came of comparing a checkpoint with the holder's."
+
+    check: Check
+    metric: str | None  # that is compared
+    mode: str | None  # min or max; None: not known
+    value: float | None  # at the checkpoint; None: there is no number for the metric
+
+    @property
+    def is_whole(self) -> bool:
+        "Whether there is a number, and which numbers are better."
+        return self.value is not None and self.mode is not None
+
+    def or_measured(self, anew: MeasuredAnew) -> "_Outcome":
+        "What was measured of both models, where the run has no number that could be kept."
+        return self if self.is_whole else self._replace(metric=anew.metric, mode="max", value=anew.value)
+
+
 def _compare(
     run: Run, checkpoint: Checkpoint, holder: Promotion | None, metric: str | None, mode: str | None
-) -> tuple[Check, str | None, str | None, float | None]:  # the metric that is compared, min or max, its value
+) -> _Outcome:
     "Whether the checkpoint is better than the holder's, by what the training reported."
     view = run.refresh()
     metric = metric or (holder.metric if holder else checkpoint.metric)
@@ -189,7 +207,7 @@ def _compare(
     check = Check("metric", "pass", str(compared))
     if problem := compared.problem(view.metrics.latest):
         check = Check("metric", "fail", problem[0], run.words, problem[1])
-    return check, metric, compared.better, value
+    return _Outcome(check, metric, compared.better, value)
 
 
 def _compare_sealed(
@@ -200,7 +218,7 @@ def _compare_sealed(
     mode: str | None,
     sealed: SealedNumbers,
     project: Project,
-) -> tuple[Check, str | None, str | None, float | None]:
+) -> _Outcome:
     "Whether the checkpoint is better than the holder's, by what the sealed cells say of both."
     base = sealed.base(metric, holder.metric if holder else None, checkpoint.metric)
     if base is None:
@@ -208,20 +226,21 @@ def _compare_sealed(
         what = (
             f"no sealed number is called {metric}" if metric else "which sealed number decides is not known"
         )
-        return Check("metric", "fail", what, run.words, f"--metric NAME, one of: {names}"), metric, None, None
+        check = Check("metric", "fail", what, run.words, f"--metric NAME, one of: {names}")
+        return _Outcome(check, metric, None, None)
     full, value, problem = f"{base}@{sealed.seal}", sealed.values[base], None
     if holder:
         path = Path(project.store, holder.artifact, next(iter(holder.files)).split("/")[0])
         holder, problem = holder_under(holder, sealed, base, project, path)
     if problem:
-        return problem, full, None, value
+        return _Outcome(problem, full, None, value)
     recorded = holder.mode if holder else metric_mode(base)
     source = f"{run_words(holder.run)}, which holds {holder.name}@{holder.status}," if holder else ""
     compared = _Compared(full, value, mode or recorded, recorded, source, holder)
     check = Check("metric", "pass", str(compared))
     if found := compared.problem(sealed.values):
         check = Check("metric", "fail", found[0], run.words, found[1])
-    return check, full, compared.better, value
+    return _Outcome(check, full, compared.better, value)
 
 # %% ../../nbs/share/01_promote.ipynb #391dbb3c
 def _keep(checkpoint: Checkpoint, project: Project) -> tuple[str, dict[str, str]]:
@@ -304,53 +323,40 @@ def promote(
     "Give a run's checkpoint a status, on evidence. Raises FsdlError with each check that failed."
     project = find_project(folder)
     found = load_run(run, folder) if isinstance(run, str) else run
-    _known_status(status)
+    _refuse_words(name, status, better)
     signed = _signed(project, why)
-    if not name.replace("-", "_").isidentifier():
-        what, fix = f"{name!r} cannot be the name of a model.", "letters, digits, - and _"
-        raise FsdlError(what, where="name", fix=fix)
-    if better not in (None, "max", "min"):
-        raise FsdlError(f"{better!r} is neither max nor min.", where="--better", fix="--better max")
-    if found.view.state not in FINAL:
-        what = f"{found.words} has not ended: it is {found.view.state}."
-        raise FsdlError(what, where="run", fix=f"fsdl attach {found.words}", exit_code=3)
+    _refuse_unended(found)
     _refuse_imported(found)
     chosen = pick_checkpoint(found.checkpoints, checkpoint, found.path, ended=True)
     found.place.bring([chosen.path])
     policy = read_policy(project.config)
-    files = _file_checks(found, chosen, policy)
-    sealed = (
-        None if any(check.failed for check in files) else sealed_numbers(found, chosen, project, recompute)
-    )
+    file_checks = _file_checks(found, chosen, policy)
+    is_readable = not any(check.failed for check in file_checks)
+    sealed = sealed_numbers(found, chosen, project, recompute) if is_readable else None
     with exclusive(open_store(project) / ".models.lock"):
         holder = holders(name, project).get(status, [None])[-1]
         data = data_digests_of(found)
         if sealed:
-            compared, metric, mode, value = _compare_sealed(
-                found, chosen, holder, metric, better, sealed, project
-            )
+            compared = _compare_sealed(found, chosen, holder, metric, better, sealed, project)
         else:
-            compared, metric, mode, value = _compare(found, chosen, holder, metric, better)
-        checks = [*_state_check(found), launch_check(found), *files, *(sealed.checks if sealed else ())]
-        facts = PromotionFacts(
-            promotion_sealed=sealed is not None,
-            promotion_recomputed=sealed is not None and sealed.recomputed,
-            promotion_signed="promotion_signed" not in policy.fields or can_sign(project.root),
-        )
-        checks += [check for check in judge(policy, facts) if check.verdict != "pass"]
+            compared = _compare(found, chosen, holder, metric, better)
+        checks = [
+            *_state_check(found),
+            launch_check(found),
+            *file_checks,
+            *(sealed.checks if sealed else ()),
+            *_policy_checks(policy, sealed, project),
+        ]
         if anew:
             checks += [data_check(found, data, None), *anew.against(holder)]
-            metric, mode, value = (
-                (metric, mode, value) if value is not None else (anew.metric, "max", anew.value)
-            )
+            # where there is a seal, no other number is kept
+            checks += [compared.check] if sealed and not compared.is_whole else []
+            compared = compared.or_measured(anew)
         else:
-            checks += [data_check(found, data, holder), compared]
-        if failed := [check for check in checks if check.failed]:
-            head = f"Not promoted: {len(failed)} of {len(checks)} checks failed."
-            text = "\n".join([head, *(check.text() for check in checks)])
-            raise FsdlError(text, exit_code=3, code="evidence")
+            checks += [data_check(found, data, holder), compared.check]
+        _refuse_failed(checks)
         artifact, files = _keep(chosen, project)
-        assert value is not None  # else the comparison has failed
+        assert compared.value is not None  # else the comparison has failed
         entry = Promotion(
             name,
             status,
@@ -359,9 +365,9 @@ def promote(
             artifact,
             files,
             chosen.cls,
-            str(metric),
-            str(mode),
-            float(value),
+            str(compared.metric),
+            str(compared.mode),
+            float(compared.value),
             data,
             against=_against(holder, anew),
             checks=[check.text() for check in checks],
@@ -369,6 +375,42 @@ def promote(
             **signed,
         )
         return _append(_certified(entry, found, chosen, project), project)
+
+
+def _refuse_words(name: str, status: str, better: str | None) -> None:
+    "Raise FsdlError for a word that a promotion does not know."
+    _known_status(status)
+    if not name.replace("-", "_").isidentifier():
+        what, fix = f"{name!r} cannot be the name of a model.", "letters, digits, - and _"
+        raise FsdlError(what, where="name", fix=fix)
+    if better not in (None, "max", "min"):
+        raise FsdlError(f"{better!r} is neither max nor min.", where="--better", fix="--better max")
+
+
+def _refuse_unended(run: Run) -> None:
+    "Raise FsdlError for a run that goes on."
+    if run.view.state not in FINAL:
+        what = f"{run.words} has not ended: it is {run.view.state}."
+        raise FsdlError(what, where="run", fix=f"fsdl attach {run.words}", exit_code=3)
+
+
+def _policy_checks(policy: Policy, sealed: SealedNumbers | None, project: Project) -> list[Check]:
+    "What the rules of the team say of a promotion, but for those that it follows."
+    asks_for_signature = "promotion_signed" in policy.fields  # signing is tried only where a rule asks
+    facts = PromotionFacts(
+        promotion_sealed=sealed is not None,
+        promotion_recomputed=sealed is not None and sealed.recomputed,
+        promotion_signed=not asks_for_signature or can_sign(project.root),
+    )
+    return [check for check in judge(policy, facts) if check.verdict != "pass"]
+
+
+def _refuse_failed(checks: list[Check]) -> None:
+    "Raise FsdlError with all checks where one failed."
+    if failed := [check for check in checks if check.failed]:
+        head = f"Not promoted: {len(failed)} of {len(checks)} checks failed."
+        text = "\n".join([head, *(check.text() for check in checks)])
+        raise FsdlError(text, exit_code=3, code="evidence")
 
 
 def _certified(entry: Promotion, run: Run, checkpoint: Checkpoint, project: Project) -> Promotion:

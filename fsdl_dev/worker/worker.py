@@ -326,8 +326,6 @@ def execute(worker: Worker, allocation: Allocation) -> Verdict:
         stopped = watch(worker, child, spare)
     status = child.returncode
     if worker.lead:
-        if status and not stopped:
-            worker.lead.tell(stop=True)  # the others would wait for the processes here
         status, stopped = gang.gang_status(worker.lead, status, stopped, place.grace_seconds)
     left = end_run_processes(run.id, root=me, spare=spare, courtesy=0.0 if stopped else 4.0, mark=worker.mark)
     if left:
@@ -340,12 +338,17 @@ def execute(worker: Worker, allocation: Allocation) -> Verdict:
     worker.exit_code = status
     worker.phase("training", "end" if status == 0 else "fail", seconds=round(worker.took(), 3))
     ended = verdict(worker, status, stopped, code)
-    if ended.state == "succeeded" and run.snapshot_file.exists():
-        from fsdl_dev.worker.sealed.at_end import seal_run
-
-        left = worker.life.ends_at() - time.monotonic()
-        seal_run(worker.run, worker.writer, place, environment, min(left, 86_400.0), worker.off)
+    _measure_sealed(worker, ended, environment)
     return ended
+
+
+def _measure_sealed(worker: Worker, ended: Verdict, environment: dict[str, str]) -> None:
+    "Run the sealed cells on the checkpoint of a run that has succeeded, within its time."
+    if ended.state != "succeeded" or not worker.run.snapshot_file.exists():
+        return
+    from fsdl_dev.worker.sealed.at_end import seal_run
+
+    seal_run(worker.run, worker.writer, worker.placement, environment, worker.life.ends_at(), worker.off)
 
 # %% ../../nbs/worker/13_worker.ipynb #5d0c91b7
 _MISSING_SECONDS = 15.0  # a mount that is renewed is back by then

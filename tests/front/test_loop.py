@@ -20,6 +20,7 @@ from sklearn.datasets import load_digits
 
 from fsdl_dev import FeedbackStore, FsdlError, lineage, promotions, with_feedback
 from fsdl_dev.cli.main import main
+from fsdl_dev.core.event_kinds import Data
 from fsdl_dev.data.digits import DigitsData
 from fsdl_dev.feedback.dataset import make_version
 from fsdl_dev.feedback.drift import drift_between
@@ -70,7 +71,9 @@ def candidate(root: Path, version, steps: int = 200):
     net = trained_net(root, images, targets, steps)
     tags = {"feedback": version.reference, "retrains": promotions("digits", root)[-1].run}
     run = add_run(root, net, "digit_net:Net", 0.96, data.takes, data.digest, tags=tags)
-    return run, data
+    told = {"splits": {"train": 9}, "sources": {"train": data.sources["train"]}}
+    run.dir.writer("rank0", 0).write(Data(name="DigitsData", digest=data.digest, **told))
+    return run
 
 
 def test_from_corrections_to_the_next_model_and_back(digits):
@@ -81,17 +84,7 @@ def test_from_corrections_to_the_next_model_and_back(digits):
     fsdl("drift", "digits@production", "--to", "drift.html", code=1)
     assert (digits / "drift.html").read_text().count("<svg") == 3
     version = make_version(store)
-    run, data = candidate(digits, version)
-    from fsdl_dev.core.event_kinds import Data
-
-    run.dir.writer("rank0", 0).write(
-        Data(
-            name="DigitsData",
-            digest=data.digest,
-            splits={"train": 9},
-            sources={"train": data.sources["train"]},
-        )
-    )
+    run = candidate(digits, version)
     (digits / "train.py").write_text("data = fsdl_dev.with_feedback(data)\n")
     made = retrain("digits@production", run=run.id, why="inverted", say=None)
     assert made.ok, made.to_text()
@@ -128,17 +121,7 @@ def test_a_model_that_is_not_better_is_not_promoted(digits):
     (digits / "train.py").write_text("data = fsdl_dev.with_feedback(data)\n")
     store.review(send(store, range(120), first.run), accept=True, who="Ada")
     version = make_version(store)
-    run, data = candidate(digits, version, steps=1)
-    from fsdl_dev.core.event_kinds import Data
-
-    run.dir.writer("rank0", 0).write(
-        Data(
-            name="DigitsData",
-            digest=data.digest,
-            splits={"train": 9},
-            sources={"train": data.sources["train"]},
-        )
-    )
+    run = candidate(digits, version, steps=1)
     made = retrain("digits@production", run=run.id, say=None)
     assert made.exit_code == 3 and promotions("digits")[-1].run == first.run
     assert "loses more than 0.01 on the old test examples" in made.to_text()

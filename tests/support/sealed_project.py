@@ -1,6 +1,7 @@
 """A small project with a sealed cell, and runs of it that have ended: for the tests of sealed evaluation."""
 
 import json
+import math
 import os
 from pathlib import Path
 
@@ -155,7 +156,7 @@ def end(
 ) -> RunDir:
     """What the worker does at the end: the sealed cells, then the final state."""
     writer = run.writer("worker")
-    seal_run(run, writer, placement(root), dict(environment or os.environ), 600.0, lambda: False)
+    seal_run(run, writer, placement(root), dict(environment or os.environ), math.inf, lambda: False)
     run.set_state(writer, state, "by hand")
     return run
 

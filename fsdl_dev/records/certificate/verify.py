@@ -37,7 +37,9 @@ class Verified(Answer):
     folder: str
     checks: tuple[Check, ...]
     statement: Mapping[str, Any] = field(default_factory=dict)
-    signed_by: str = ""  # a name of the list; empty: nobody's key that is known here
+    signed_by: str = (
+        ""  # the name beside the key in the list of allowed keys; empty: the list does not have the key
+    )
     key: str = ""  # the fingerprint
 
     @property

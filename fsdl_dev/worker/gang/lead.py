@@ -200,6 +200,7 @@ def gang_status(
 ) -> tuple[int, Stop | None]:
     "Wait until the other machines have ended. Returns the exit status of the whole run, and why it was stopped."
     if status != 0 and not stopped:
+        lead.tell(stop=True)  # the others would wait for the processes here
         lead.settle(5.0)
         if lost := lead.lost():  # the processes here failed because of it
             return status, lost_stop(lost)

@@ -9,6 +9,7 @@ __all__ = ['forged_lines', 'chosen_checkpoint', 'trained_on', 'sealed_program', 
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path, PurePath
 
@@ -29,9 +30,10 @@ def forged_lines(run: RunDir) -> list[str]:  # file and line of each
     "Lines of a sealed number that the worker did not write."
     found = []
     for path in sorted(run.events.glob("*.jsonl")):
-        for number, line in enumerate(path.read_bytes().splitlines(), 1):
-            if b"sealed" in line and _is_sealed(line) and not _has_record(run, line):
-                found.append(f"{path.name}, line {number}")
+        with open(path, "rb") as lines:  # line by line: a log may be larger than the memory
+            for number, line in enumerate(lines, 1):
+                if b"sealed" in line and _is_sealed(line) and not _has_record(run, line):
+                    found.append(f"{path.name}, line {number}")
     return found
 
 
@@ -107,12 +109,15 @@ def measure_run(
     )
 
 
+_MOST_SECONDS = 86_400.0  # of a run that has no time limit
+
+
 def seal_run(
     run: RunDir,
     writer: EventWriter,  # of the worker
     place: Placement,
     environment: dict[str, str],
-    seconds: float,  # that are left of the run's time
+    ends: float,  # when the run's time is over, by the steady clock; infinity: it has no limit
     stopped: Callable[[], bool],
 ) -> None:
     "Measure a run that has succeeded, and write what came of it. A run without sealed cells costs nothing."
@@ -139,7 +144,7 @@ def seal_run(
             checkpoint.cls,
             *found,
             environment,
-            max(1.0, seconds),
+            min(max(1.0, ends - time.monotonic()), _MOST_SECONDS),
             stopped,
         )
         measured.problems.extend(f"{at}: the training wrote a line of a sealed number" for at in forged)

@@ -199,21 +199,13 @@ def changed_files(library: str, distribution: metadata.Distribution) -> list[str
     return found
 
 # %% ../../../nbs/worker/sealed/01_clean_process.ipynb #c46b9635
-def _owned(file: Path) -> bool:
-    "Whether an installed package has a file in its list, with the digest that the file has."
-    with open(file, "rb") as content:
-        digest = base64.urlsafe_b64encode(hashlib.file_digest(content, "sha256").digest()).rstrip(b"=")
-    line = b"%b,sha256=%b," % (file.name.encode(), digest)
-    return any(line in record.read_bytes() for record in file.parent.glob("*.dist-info/RECORD"))
-
-
 def startup_files(
     site: list[str],
 ) -> tuple[list[Path], dict[str, str]]:  # all that hold code; digests of those of no package
     "The `.pth` files of an environment that hold code."
     files = [file for place in site for file in sorted(Path(place).glob("*.pth"))]
     code = [file for file in files if any(line.startswith(("import ", "import\t")) for line in _text(file))]
-    own = [file for file in code if not _owned(file)]
+    own = [file for file in code if not _package_of(str(file), [str(file.parent)])]
     return code, {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in own}
 
 
