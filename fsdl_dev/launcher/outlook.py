@@ -62,15 +62,18 @@ def _say_place(launch: Launch) -> str:
 
 def say_expected(rows: Sequence[RunRow]) -> str:  # "" where none of them succeeded
     "What the newest runs that succeeded took and cost."
-    whole = [row for row in rows if row.state == "succeeded" and "probe" not in row.tags][:_SOME]
-    if not whole:
+    whole = [row for row in rows if row.state == "succeeded" and "probe" not in row.tags]
+    timed = [(row, row.seconds) for row in whole if row.seconds is not None][
+        :_SOME
+    ]  # an imported one may not be
+    if not timed:
         return ""
-    text = f"about {say_seconds(median(row.seconds or 0.0 for row in whole))}"
-    spent = [row.money for row in whole]
+    text = f"about {say_seconds(median(seconds for _, seconds in timed))}"
+    spent = [row.money for row, _ in timed]
     if all(len(money) == 1 for money in spent) and len({money[0].currency for money in spent}) == 1:
         amount = mean(money[0].amount for money in spent)
         text += f" and {Money(amount, spent[0][0].currency)}"
-    return f"{text} (last {f'{len(whole)} runs' if len(whole) > 1 else 'run'})"
+    return f"{text} (last {f'{len(timed)} runs' if len(timed) > 1 else 'run'})"
 
 
 def _earlier(job: Job, project: Project) -> list[RunRow]:

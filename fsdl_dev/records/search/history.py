@@ -149,12 +149,12 @@ def _past_run(row: RunRow, run: RunDir, code: JobCode) -> PastRun | None:
     job, events = run.job(), read_kinds(run.events, Progress, Restart, Speed, Placed)
     metered = _metered(one for one in events if isinstance(one, Speed))
     pace = _pace([one for one in events if isinstance(one, (Progress, Restart))], metered)
-    if pace is None:
+    if pace is None or row.seconds is None:
         return None
     device, count, cores = _where([one for one in events if isinstance(one, (Speed, Placed))])
     return PastRun(
         run=row.words,
-        seconds=row.seconds or 0.0,
+        seconds=row.seconds,
         step_seconds=pace.step_seconds,
         steps=pace.steps,
         total=pace.total,
@@ -190,7 +190,7 @@ def past_runs(
 def whole_seconds(
     rows: Sequence[RunRow],  # of one job
 ) -> list[float]:
-    "Seconds of whole runs."
-    whole = [row for row in rows if "probe" not in row.tags]
-    took = [row.seconds or 0.0 for row in whole if row.state == "succeeded"]
-    return took or [(row.seconds or 0.0) * row.total / row.step for row in whole if row.step and row.total]
+    "Seconds of whole runs. A run that was imported without its times says nothing."
+    whole = [(row, row.seconds) for row in rows if "probe" not in row.tags and row.seconds is not None]
+    took = [seconds for row, seconds in whole if row.state == "succeeded"]
+    return took or [seconds * row.total / row.step for row, seconds in whole if row.step and row.total]
