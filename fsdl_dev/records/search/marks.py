@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
-from .store import RunStore, _DamagedRows, _Names
+from .store import RunStore, DamagedRows, IndexNames
 
 # %% ../../../nbs/records/search/18_marks.ipynb #fff6044c
 def read_marks(index: sqlite3.Connection) -> dict[str, int]:  # run -> its mark
@@ -27,7 +27,7 @@ def read_fitting(
     sort: str | None = None,  # a name, as `RunStore.query` takes it
 ) -> list[str]:
     "The runs that fit, in the order of `RunStore.query`. Raises FsdlError for a condition or name that is none."
-    names = _Names(index)
+    names = IndexNames(index)
     sql, values = names.conditions(where)
     order = f"{names.order(sort)}, id DESC" if sort else "id DESC"
     found = index.execute(f"SELECT id FROM runs WHERE {sql} ORDER BY {order}", values)
@@ -51,7 +51,7 @@ class RunMarks(RunStore):
     def _ask(self, verify: bool | str, question: Callable[[sqlite3.Connection], Any]) -> Any:
         if self._held is not None:
             with suppress(
-                sqlite3.Error, _DamagedRows
+                sqlite3.Error, DamagedRows
             ):  # then it is asked as usual, which makes a damaged index anew
                 return question(self._held)
         return super()._ask(verify, question)
