@@ -328,7 +328,7 @@ def require_streamlit() -> None:
     "Raise FsdlError where the extra `app` is not installed."
     if importlib.util.find_spec("streamlit") is None:
         what = "The app needs Streamlit, which is not installed."
-        raise FsdlError(what, where="the extra app", fix='pip install "streamlit>=1.57"')
+        raise FsdlError(what, where="the extra app", fix="pip install 'fsdl-dev[app]'")
 
 
 def write_app(

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from typing import Any
 
-from .store import RunStore, DamagedRows, IndexNames
+from .store import DamagedRows, IndexNames, RunStore
 
 # %% ../../../nbs/records/search/18_marks.ipynb #fff6044c
 def read_marks(index: sqlite3.Connection) -> dict[str, int]:  # run -> its mark
