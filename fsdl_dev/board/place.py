@@ -57,7 +57,10 @@ class Place:
                     fix=f"fsdl board {self.folder / 'board'}   (or another empty folder)",
                 )
             self.make(self.folder, root)
-            (self.folder / STATE).touch()  # from here on it is a board: another process may be making it too
+            if not (self.folder / STATE).exists():  # its time says whether this process wrote it last
+                (
+                    self.folder / STATE
+                ).touch()  # from here on it is a board: another process may be making it too
             self.make(self.folder / PAGES, root)
         except OSError as error:
             raise self.unwritable(error) from error
