@@ -36,7 +36,7 @@ class Module:
     REHEARSE_TRANSFORMERS = (
         "fsdl_dev.train.rehearsal.hugging_face"  # when a rehearsal imports Transformers' Trainer
     )
-    WEIGHTS = "fsdl_dev.train.checkpoints.reader"  # reads the checkpoint that the sealed cells measure
+    WEIGHTS = "fsdl_dev.train.checkpoints.weights"  # reads the checkpoint that the sealed cells measure
     TRANSFORMERS = "fsdl_dev.models.transformers"  # looked up among the modules that are loaded
 
     # imported late, so that `import fsdl_dev` stays light and lower layers need not know higher ones

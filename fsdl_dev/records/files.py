@@ -201,7 +201,7 @@ def load_model(
     run.project.make_importable()
     if changed := _module_change(run, checkpoint.cls):
         print(changed)
-    from fsdl_dev.train.checkpoints.reader import load_weights
+    from fsdl_dev.train.checkpoints.weights import load_weights
 
     return load_weights(checkpoint.path, cls or checkpoint.cls, **settings)
 

@@ -91,7 +91,7 @@ def _file_checks(run: Run, checkpoint: Checkpoint, policy: Policy) -> list[Check
     if any(check.failed for check in checks) or str(checkpoint.path).endswith(".safetensors"):
         return checks
     try:
-        from fsdl_dev.train.checkpoints.reader import read_checkpoint
+        from fsdl_dev.train.checkpoints.weights import read_checkpoint
 
         read_checkpoint(checkpoint.path)
     except FsdlError as error:
@@ -501,7 +501,7 @@ def load_model(
     path = _verify(entry, project, f"fsdl rollback {entry.name} --status {entry.status}")
     print(entry)
     project.make_importable()
-    from fsdl_dev.train.checkpoints.reader import load_weights
+    from fsdl_dev.train.checkpoints.weights import load_weights
 
     return load_weights(path, cls or entry.cls, **settings)
 

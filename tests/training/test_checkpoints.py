@@ -157,7 +157,8 @@ def test_every_layout_reads_what_another_wrote(tmp_path):
 @pytest.mark.slow
 def test_export_to_one_file_and_the_live_model(tmp_path):
     from fsdl_dev.models.checkpoints import read_state_dict
-    from fsdl_dev.train.checkpoints.reader import export_weights, load_weights
+    from fsdl_dev.train.checkpoints.reader import export_weights
+    from fsdl_dev.train.checkpoints.weights import load_weights
     from fsdl_dev.train.text import CausalLM
 
     folder, file = tmp_path / "step00000003", tmp_path / "last.ckpt"

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 from fsdl_dev.core.errors import FsdlError
 from fsdl_dev.models.lora import add_lora, load_adapters, merge_lora, save_adapters, trainable_share
 from fsdl_dev.models.transformers import load_transformer
-from fsdl_dev.train.checkpoints.reader import load_weights
+from fsdl_dev.train.checkpoints.weights import load_weights
 from fsdl_dev.train.text import CausalLM
 from fsdl_dev.train.trainer import Trainer
 from fsdl_dev.train.vision import ImageClassifier

@@ -4,14 +4,11 @@
 
 # %% auto #0
 __all__ = ['second_names', 'model_tensors', 'optimizer_entries', 'read_rank_file', 'load_model', 'load_optimizers',
-           'read_settings', 'read_weights', 'export_weights', 'read_checkpoint', 'load_weights']
+           'read_settings', 'read_weights', 'read_whole', 'export_weights']
 
 # %% ../../../nbs/train/checkpoints/01_reader.ipynb #c95c07d0
-import inspect
 import io
 import pickle
-import pkgutil
-import sys
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,16 +27,15 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from ...core.errors import FsdlError, did_you_mean
+from ...core.errors import FsdlError
 from ...core.files import is_url, joined, opened, replacing
 from ...core.manifest import rank_file, require_whole
-from ...models.checkpoints import load_into, read_file, read_state_dict, require_fit, tied_parameters
+from ...models.checkpoints import PLAIN_SETTINGS, require_fit, tied_parameters
 from ...models.torch_private import late
 from ...policy.artifacts import CarefulUnpickler
 
 # %% ../../../nbs/train/checkpoints/01_reader.ipynb #798a80df
 _FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
-_PLAIN = "save settings as words and numbers only, as check_simple demands"
 
 
 def second_names(module: nn.Module) -> dict[str, str]:
@@ -160,7 +156,7 @@ def read_rank_file(
         return None
     except pickle.UnpicklingError as problem:
         what = f"{rank_file(rank)} holds Python objects and is refused: opening it could run any code."
-        raise FsdlError(what, where=str(path), fix=_PLAIN) from problem
+        raise FsdlError(what, where=str(path), fix=PLAIN_SETTINGS) from problem
 
 
 def _read_into(path: Path | str, targets: dict[str, Any]) -> None:
@@ -258,7 +254,7 @@ def read_weights(
     return weights
 
 
-def _read_whole(
+def read_whole(
     path: Path | str,  # a checkpoint's folder
 ) -> dict:  # as Lightning's one file has it, without the optimisers' states
     "A checkpoint folder as the dictionary that a file of Lightning's holds."
@@ -280,7 +276,7 @@ def export_weights(
             where=str(file),
             fix=str(file.with_suffix(".safetensors")),
         )
-    content = _read_whole(path)
+    content = read_whole(path)
     with replacing(file) as partial:
         if file.suffix == ".safetensors":
             from safetensors.torch import save_file
@@ -289,135 +285,3 @@ def export_weights(
         else:
             torch.save(content if file.suffix == ".ckpt" else content["state_dict"], partial)
     return file
-
-# %% ../../../nbs/train/checkpoints/01_reader.ipynb #93579dba
-def read_checkpoint(
-    path: Path | str,  # a .ckpt file of Lightning, or a checkpoint folder
-) -> dict:  # what Lightning saved: state_dict, hyper_parameters, epoch, global_step, ...
-    "A Lightning checkpoint, mapped into memory and read without trusting it; a folder's parts are joined."
-    if is_url(path) or Path(path).is_dir():
-        return _read_whole(path)
-    if not Path(path).is_file():
-        raise FsdlError(
-            f"There is no checkpoint {Path(path).name!r}.",
-            where=str(path),
-            fix="list the files of the run's checkpoints folder",
-        )
-    content = read_file(Path(path), _PLAIN)
-    if not isinstance(content, dict) or not {"state_dict", "pytorch-lightning_version"} <= content.keys():
-        raise FsdlError(
-            "The file is not a checkpoint of a Lightning training.",
-            where=str(path),
-            fix="for bare weights: load_timm(name, checkpoint=FILE) or load_transformer(...)",
-        )
-    return content
-
-# %% ../../../nbs/train/checkpoints/01_reader.ipynb #d7fa520b
-def _import_class(cls_path: str) -> type[nn.Module]:
-    "The class of this name, from the installed package."
-    module_name, _, class_name = cls_path.partition(":")
-    pass_it = "pass the class: load_weights(path, cls=TheClass)"
-    if module_name in ("__main__", "builtins"):
-        raise FsdlError(
-            f"The class {class_name!r} was defined in a script or a notebook's own cells and is in no package.",
-            where=cls_path,
-            fix=f"export its cell, move it to a module, or {pass_it}",
-        )
-    try:
-        found = pkgutil.resolve_name(cls_path)
-    except (ImportError, ValueError, AttributeError) as problem:
-        if (
-            not isinstance(problem, AttributeError) or module_name not in sys.modules
-        ):  # its own code raised it
-            raise FsdlError(
-                f"The module {module_name!r} cannot be imported: {problem}.",
-                where=cls_path,
-                fix="pip install -e . in its project   (the code that ran: run.snapshot.lay_out(folder))",
-            ) from problem
-        near = did_you_mean(class_name, vars(sys.modules[module_name]))
-        what = f"{module_name} has no class {class_name!r}.{near}"
-        raise FsdlError(what, where=cls_path, fix=f"was it renamed since? {pass_it}") from problem
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        what = f"{cls_path} is not a module, written as package.module:Class."
-        raise FsdlError(what, where=cls_path, fix=pass_it)
-    return found
-
-# %% ../../../nbs/train/checkpoints/01_reader.ipynb #d17fbae7
-def _is_lightnings(path: Path | str) -> bool:
-    "Whether a checkpoint is one of Lightning's, or a folder of ours; else it holds weights alone."
-    if is_url(path) or not Path(path).is_file():
-        return True
-    content = read_file(Path(path), _PLAIN)
-    return isinstance(content, dict) and {"state_dict", "pytorch-lightning_version"} <= content.keys()
-
-
-def _from_transformers(folder: Path, cls: str) -> Any:
-    "The model of a folder that Transformers wrote."
-    import transformers
-
-    kind: Any = getattr(transformers, cls.partition(":")[2], None)
-    if kind is None:
-        what = f"Transformers {transformers.__version__} has no class {cls.partition(':')[2]!r}."
-        raise FsdlError(
-            what, where=str(folder), fix="load it with the class that saved it: from_pretrained(folder)"
-        )
-    return kind.from_pretrained(folder, local_files_only=True).eval()
-
-
-def _saved_settings(content: dict) -> dict[str, Any]:
-    "The settings in a checkpoint, without what its training started from: the checkpoint has these weights."
-    saved = dict(content.get("hyper_parameters") or {})
-    if isinstance(of_model := saved.get("model_settings"), dict):
-        starts = ("pretrained", "checkpoint")
-        saved["model_settings"] = {key: value for key, value in of_model.items() if key not in starts}
-    return saved
-
-
-def _refuse_unknown_setting(cls: type[nn.Module], settings: dict[str, Any], where: str) -> None:
-    "Raise FsdlError for a setting that the class does not take."
-    accepted = inspect.signature(cls).parameters
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
-        return
-    odd = next((name for name in settings if name not in accepted), None)
-    if odd is not None:
-        what = f"{cls.__name__} has no setting {odd!r} (any more).{did_you_mean(odd, accepted)}"
-        raise FsdlError(what, where=where, fix="lay out the run's snapshot, or use the class as it was")
-
-
-def _built(cls: type[nn.Module], settings: dict[str, Any], where: str) -> nn.Module:
-    "A module of this class. Raises FsdlError where it does not take the settings."
-    _refuse_unknown_setting(cls, settings, where)
-    try:
-        return cls(**settings)
-    except TypeError as problem:
-        what = f"{cls.__name__} cannot be built from the checkpoint's settings: {problem}."
-        fix = "call self.save_hyperparameters() in its __init__, or pass the missing settings"
-        raise FsdlError(what, where=where, fix=fix) from problem
-
-
-def load_weights(
-    path: Path | str,  # a .ckpt file of Lightning, a checkpoint folder, or a file of weights
-    # "package.module:Class", as in the checkpoint's event, or the class
-    cls: str | type[nn.Module] | None = None,
-    **settings,  # replaces or adds to the settings in the checkpoint
-) -> Any:  # the module, in evaluation mode
-    """The module that a checkpoint was saved from: Lightning's with its settings, one of Transformers by its
-    config.json, any other class built from `settings` and filled with the file's weights.
-    """
-    if isinstance(cls, str) and cls.startswith("transformers:"):
-        return _from_transformers(Path(path) if Path(path).is_dir() else Path(path).parent, cls)
-    if isinstance(cls, type) and not _is_lightnings(path):
-        module = cls(**settings)
-        load_into(module, read_state_dict(path), source=str(path))
-        return module.eval()
-    if cls is None:
-        raise FsdlError(
-            "A checkpoint does not name its class.",
-            where=str(path),
-            fix="run.load(..., cls=TheClass); what torch has not saved is read by its own framework",
-        )
-    content = read_checkpoint(path)
-    found = _import_class(cls) if isinstance(cls, str) else cls
-    module = _built(found, {**_saved_settings(content), **settings}, str(path))
-    load_into(module, content["state_dict"], source=str(path))
-    return module.eval()
