@@ -109,6 +109,8 @@ class Env:
     CODE = "FSDL_CODE"  # folder that the snapshot's code was laid out in
     PROJECT = "FSDL_PROJECT"  # the live project's folder
     FOLDER = "FSDL_FOLDER"  # the job's folder, relative to the code; for the kernel of a notebook job
+    # classes of the exported cells of a notebook job, with the module of the package that has each, as JSON
+    EXPORTED = "FSDL_EXPORTED"
     RUNTIME = "FSDL_RUNTIME"  # where fsdl_dev itself was unpacked, on a remote machine
     PARAMS = "FSDL_PARAMS"  # the job's parameters, as JSON
     TAGS = "FSDL_TAGS"  # the job's tags, as JSON

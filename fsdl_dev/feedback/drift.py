@@ -20,7 +20,7 @@ from sklearn.preprocessing import StandardScaler
 
 from ..core.errors import FsdlError
 from ..core.settings import find_project
-from .features import Features, as_examples, features_of, inputs_of_now
+from .features import Features, features_of, inputs_of_now, unlabelled
 from .served import holder
 from .side_by_side import load_data
 from .store import FeedbackStore
@@ -144,8 +144,12 @@ def drift_between(before: Features, now: Features, level: float, model: str = ""
 
 # %% ../../nbs/feedback/09_drift.ipynb #fbefb1cc
 def _unseen(data: Any) -> list[Any]:
-    "The parts of a data module that were not trained on."
-    return [data.parts[name] for name in ("validation", "test") if len(data.parts.get(name, ()))]
+    "The parts of a data module that were not trained on. Raises FsdlError where there are none."
+    found = [data.parts[name] for name in ("validation", "test") if len(data.parts.get(name, ()))]
+    if not found:
+        what = "The data module has no validation or test part, so nothing is known of examples that no training saw."
+        raise FsdlError(what, where="data", fix="test_fraction=0.2, or a test_dataloader, in the data module")
+    return found
 
 
 @dataclass(frozen=True)
@@ -173,8 +177,9 @@ def look_for_drift(
     entry = holder(reference, project.root)
     store = FeedbackStore(entry.name, project.root)
     own = load_data(store.settings, project, entry.name, data)
-    if getattr(own, "takes", None) is None or not own.takes.classes:
-        what = f"Drift is looked for in the inputs of classifiers, and a {type(own).__name__} has no classes to say."
+    if own.takes is None or not own.takes.classes:
+        name = type(getattr(own, "data", own)).__name__
+        what = f"Drift is looked for in the inputs of classifiers, and a {name} has no classes to say."
         raise FsdlError(what, where="data", fix="takes = fsdl_dev.ImageInput(classes=...) in the data module")
     model = load_model(f"{entry.name}@{entry.status}", folder=project.root)
     parts = [features_of(model, part, own.collate) for part in _unseen(own)]
@@ -184,7 +189,7 @@ def look_for_drift(
         np.concatenate([part.answers for part in parts]),
     )
     given = inputs_of_now(store, own.takes, against)
-    now = features_of(model, as_examples(own, given), own.collate) if given else before
+    now = features_of(model, unlabelled(own, given), own.collate) if given else before
     if not given:
         now = Features(before.names, before.values[:0], before.answers[:0])
     chosen = store.settings.level if level is None else level

@@ -10,7 +10,7 @@ import html
 import json
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,7 @@ from ..core.check import Check
 from ..core.errors import FsdlError
 from ..core.event_kinds import Note
 from ..core.files import ensure_private, replace_file
-from ..core.job import JobRecord
-from ..core.rundir import run_words
+from ..core.rundir import read_json, run_words
 from ..core.settings import Project, find_project
 from ..data.corrections import PARTS, FeedbackVersion, feedback_part
 from .dataset import make_version
@@ -43,19 +42,16 @@ _OF_THE_RUN = ("owner", "status", "dataset", "sweep", "reproduces", "retrains", 
 _ADDS = b"with_feedback", b"feedback_version"
 
 
-def _request(
-    job: JobRecord, tags: Mapping[str, str], params: Mapping[str, Any], on: str | None
-) -> LaunchRequest:
-    "What a job was asked for, once more."
+def _request(run: Run, tags: Mapping[str, str], params: Mapping[str, Any], on: str | None) -> LaunchRequest:
+    "What a run was asked for, once more."
+    job = run.job
     kept = {name: value for name, value in job.tags.items() if name not in _OF_THE_RUN}
-    asked = job.resources
+    record = read_json(run.dir.snapshot_file) if run.dir.snapshot_file.exists() else {}
     return LaunchRequest(
+        **asdict(job.resources),
         on=on or job.launch.target,
-        procs=asked.procs,
-        nodes=asked.nodes,
-        gpus=asked.gpus,
-        time=asked.time,
-        max_cost=asked.max_cost,
+        data=tuple(record.get("data", ())),
+        budget=job.budget,
         strategy=job.strategy,
         params={**({} if job.kind == "script" else job.params), **params},
         tags={**kept, **tags},
@@ -65,7 +61,7 @@ def _request(
 
 
 def prepared_again(
-    job: JobRecord,
+    run: Run,
     project: Project,
     tags: Mapping[str, str],
     params: Mapping[str, Any],
@@ -73,7 +69,8 @@ def prepared_again(
     on: str | None,
 ) -> Prepared:
     "A run's job with today's code, to be launched."
-    folder, asked = project.root / job.cwd, _request(job, tags, params, on)
+    job = run.job
+    folder, asked = project.root / job.cwd, _request(run, tags, params, on)
     if job.kind == "function":
         return prepare(f"{job.module}:{job.function}", asked, folder=folder)
     if job.kind in ("cell", "notebook"):
@@ -247,8 +244,8 @@ def retrain(
         return answer
     if run is None:
         tags = {"feedback": version.reference, "retrains": before.run}
-        job = load_run(before.run, project.root).job
-        prepared = prepared_again(job, project, tags, params or {}, args, on)
+        held = load_run(before.run, project.root)
+        prepared = prepared_again(held, project, tags, params or {}, args, on)
         answer.run = Run(submit_all(prepared.launch(say=say))[0])
         answer.run.wait(progress=say is not None)
     else:

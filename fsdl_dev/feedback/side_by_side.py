@@ -18,6 +18,8 @@ from ..core.check import Check
 from ..core.errors import FsdlError
 from ..core.settings import Project
 from ..data.corrections import FeedbackVersion, feedback_part
+from ..data.loaders import DataParts
+from ..data.others import OtherData, parts_of
 from .served import call_model
 from .settings import FeedbackSettings
 from ..records.checkpoints import Checkpoint
@@ -95,7 +97,9 @@ def measure_both(name: str, before: torch.Tensor, now: torch.Tensor) -> Measured
     return Measured(name, old, new, len(now), chance)
 
 # %% ../../nbs/feedback/06_side_by_side.ipynb #691e8441
-def load_data(settings: FeedbackSettings, project: Project, name: str, given: str = "") -> Any:
+def load_data(
+    settings: FeedbackSettings, project: Project, name: str, given: str = ""
+) -> DataParts | OtherData:
     "The data module of a model's training, as the settings or a person name it. Raises FsdlError."
     spec = given or settings.data
     where, fix = f"[tool.fsdl_dev.feedback.{name}] in pyproject.toml", 'data = "my_project.data:load"'
@@ -107,10 +111,11 @@ def load_data(settings: FeedbackSettings, project: Project, name: str, given: st
         )
     project.make_importable()
     try:
-        return getattr(importlib.import_module(module), function)()
+        made = getattr(importlib.import_module(module), function)()
     except (ImportError, AttributeError, TypeError) as error:
         what = f"{spec} cannot be called without arguments: {error}"
         raise FsdlError(what, where=where, fix=fix) from error
+    return parts_of(made)
 
 # %% ../../nbs/feedback/06_side_by_side.ipynb #82b8c602
 def old_numbers(
@@ -122,7 +127,8 @@ def old_numbers(
         examples = data.parts["test"]
         if not len(examples):
             what = "the data module has no test part, so nothing is known of the old examples"
-            return None, [Check("old test", "fail", what, fix="test_fraction=0.2 in the data module")]
+            fix = "test_fraction=0.2, or a test_dataloader, in the data module"
+            return None, [Check("old test", "fail", what, fix=fix)]
         rights = [right_answers(model, examples, data.collate) for model in (before, now)]
         return measure_both("old", *rights), []
     base = sealed.base(None, holder.metric, checkpoint.metric)

@@ -26,6 +26,7 @@ from pytorch_lightning.loggers.logger import DummyLogger
 from ..core.event_kinds import Data, Event, Metric, Progress, Stage
 from ..core.events import EventWriter, current_run_dir, current_writer
 from ..data.inputs import Takes
+from ..data.others import sizes_of, sources_of
 from .cadence import metric_interval
 from .loggers import as_number
 
@@ -269,16 +270,13 @@ class RunEvents(pl.Callback):
 
     def _write_data_digest(self, trainer: pl.Trainer) -> None:
         "Write the digest of the data, computed in a thread."
-        data = cast(Any, trainer).datamodule
+        data: Any = cast(Any, trainer).datamodule or trainer.lightning_module
         known = getattr_static(data, "digest", None)  # without asking for it, which would read the data here
-        view = getattr(data, "feature_view", None)
-        if self.writer is not None and trainer.is_global_zero and (known or view):
-            parts, sources = getattr(data, "parts", None), getattr(data, "sources", {})
-            splits = {part: len(rows) for part, rows in parts.items()} if isinstance(parts, dict) else {}
-            takes = getattr(data, "takes", None)
-            told = {"name": type(data).__name__, "splits": splits, "sources": sources}
+        view, sources = getattr(data, "feature_view", None), sources_of(data)
+        takes = found.to_dict() if isinstance(found := getattr(data, "takes", None), Takes) else None
+        if self.writer is not None and trainer.is_global_zero and (known or view or takes or sources):
+            told = {"name": type(data).__name__, "splits": sizes_of(data), "sources": sources, "takes": takes}
             told |= {"feature_view": str(view)} if view else {}
-            told["takes"] = takes.to_dict() if isinstance(takes, Takes) else None
             digest = lambda: data.digest if known and getattr(data, "digest_is_cheap", True) else None
             write = lambda: self._write(Data(digest=digest(), **told))
             self._thread = threading.Thread(target=write, daemon=True)

@@ -125,15 +125,15 @@ class Inputs(Part):
     variables: dict[str, str | None] | None = None  # environment variable that the code reads -> its value
 
     def fold_data(self, event: Data) -> None:
-        name, sources = str(event.name), event.sources or {}
+        name, sizes, sources = str(event.name), event.splits or {}, event.sources or {}
         if event.digest:
             self.digests = {**self.digests, name: str(event.digest)}
         if event.feature_view and str(event.feature_view) not in self.feature_views:
             self.feature_views = [*self.feature_views, str(event.feature_view)]
-        parts = [
-            f"{split} {count:,}" + (f" from {sources[split]}" if split in sources else "")
-            for split, count in (event.splits or {}).items()
-        ]
+        parts = []
+        for split in {**sizes, **sources}:  # someone's own data module may say one of the two
+            counted = f"{split} {sizes[split]:,}" if split in sizes else split
+            parts.append(f"{counted} from {sources[split]}" if split in sources else counted)
         self.splits = {**self.splits, name: ", ".join(parts)}
 
     def fold_environment(self, event: Environment) -> None:

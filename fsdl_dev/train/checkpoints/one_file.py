@@ -6,6 +6,7 @@
 __all__ = ['AtomicCheckpointIO', 'Announcer', 'class_path', 'warn', 'RunCheckpoint', 'FitCheckpoint', 'StopOnSigterm']
 
 # %% ../../../nbs/train/checkpoints/03_one_file.ipynb #f55d16a4
+import json
 import math
 import os
 import shutil
@@ -33,6 +34,7 @@ from ...core.events import EventWriter, current_run_dir, current_writer
 from ...core.files import file_sha256, open_private
 from ...core.manifest import make_newest
 from ...core.metrics import Watched, choose_metric, metric_mode, read_monitor
+from ...core.protocol import Env
 from fsdl_dev.parallel.lightning_private import (
     callbacks_of,
     progress_of,
@@ -110,8 +112,11 @@ def _identity(path: Path) -> tuple:
 
 
 def class_path(instance: object) -> str:  # "package.module:Class"
-    "Where an object's class can be imported from."
-    return f"{type(instance).__module__}:{type(instance).__qualname__}"
+    "Where an object's class can be imported from: of an exported cell that a notebook job ran, the package's module."
+    module, name = type(instance).__module__, type(instance).__qualname__
+    if module == "__main__":
+        module = json.loads(os.environ.get(Env.EXPORTED) or "{}").get(name, module)
+    return f"{module}:{name}"
 
 # %% ../../../nbs/train/checkpoints/03_one_file.ipynb #c64fce7e
 def _second_name(source: Path, target: Path) -> None:

@@ -7,6 +7,7 @@ __all__ = ['assigned_values', 'insert_parameters', 'CellFailed', 'run_notebook']
 
 # %% ../../../nbs/worker/job/00_run_notebook.ipynb #cf37b5d9
 import ast
+import json
 import os
 import re
 import signal
@@ -29,14 +30,18 @@ from ..inside import load_inside
 from ..traceback import Place, locate
 
 # %% ../../../nbs/worker/job/00_run_notebook.ipynb #0fc892c9
+def _statements(source: str) -> list[ast.stmt]:
+    "The statements of a cell, without its magics."
+    try:
+        return ast.parse(re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", source)).body
+    except (SyntaxError, ValueError):
+        return []
+
+
 def assigned_values(source: str) -> dict:  # name -> the syntax tree of the value, first come first
     "What a cell's own lines assign, one name at a time: `n = 2`, `n: int = 2`."
-    try:
-        tree = ast.parse(re.sub(r"(?m)^(\s*)[%!].*$", r"\1pass", source))
-    except (SyntaxError, ValueError):
-        return {}
     found: dict = {}
-    for node in tree.body:
+    for node in _statements(source):
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             if len(targets) == 1 and isinstance(targets[0], ast.Name):
@@ -212,6 +217,23 @@ def _read_notebook(job: Job, path: Path, code: Path) -> Any:
         raise FsdlError(what, where=str(path), fix="open it in Jupyter, save it, launch again") from error
 
 
+def _exported_classes(path: Path) -> dict[str, str]:  # name -> module
+    "Classes that the exported cells of a notebook define, with the module of the package that has each."
+    from fsdl_dev.core.cells import read_notebook
+    from fsdl_dev.core.settings import find_project
+
+    project, book, found = find_project(path.parent), read_notebook(path), {}
+    if project.package is None:
+        return {}
+    for cell in book.code:
+        target = cell.target or book.default_exp
+        if not cell.exported or not target:
+            continue
+        names = [node.name for node in _statements(cell.source) if isinstance(node, ast.ClassDef)]
+        found |= dict.fromkeys(names, project.module_name(target))
+    return found
+
+
 def _execute(client, index: int, cell, target: Path) -> Exception | None:
     "Run one cell, and save the notebook with its output however it ends; what it raised."
     try:
@@ -233,7 +255,7 @@ def run_notebook(job: Job, code: Path) -> None:
     labels = _label(notebook, path)
     insert_parameters(notebook.cells, job.params)
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-    os.environ[Env.FOLDER] = job.cwd
+    os.environ |= {Env.FOLDER: job.cwd, Env.EXPORTED: json.dumps(_exported_classes(path))}
     writer, rank = current_writer(), int(os.environ.get("RANK", 0))
     name = "executed.ipynb" if rank == 0 else f"executed-rank{rank}.ipynb"
     target = (current_run_dir() or Path.cwd()) / name
