@@ -18,7 +18,7 @@ from PIL import Image
 from promoted import add_run, make_project, promote_digits, trained_net
 from sklearn.datasets import load_digits
 
-from fsdl_dev import FeedbackStore, FsdlError, lineage, promotions, with_feedback
+from fsdl_dev import FeedbackStore, FsdlError, drift, launch, lineage, promote, promotions, with_feedback
 from fsdl_dev.cli.main import main
 from fsdl_dev.core.event_kinds import Data
 from fsdl_dev.data.digits import DigitsData
@@ -100,6 +100,95 @@ def test_from_corrections_to_the_next_model_and_back(digits):
     )
     assert run.id in {one for one, *_ in lineage(version.reference).found}
     assert fsdl("rollback", "digits") and promotions("digits")[-1].run == first.run
+
+
+NOTEBOOK = [
+    "#| default_exp net",
+    """#| export
+import pytorch_lightning as pl
+import torch
+from sklearn.datasets import load_digits
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+import fsdl_dev""",
+    """#| export
+def rows():
+    return TensorDataset(torch.tensor(load_digits().images).float()[:, None] / 16, torch.tensor(load_digits().target))
+
+
+def test_rows():
+    return Subset(rows(), range(1400, 1797))""",
+    """#| export
+class Net(pl.LightningModule):
+    takes = fsdl_dev.ImageInput(tuple("0123456789"), size=8, mean=(0.0,), std=(1.0,), crop=1.0)
+
+    def __init__(self, width=64):
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Flatten(), torch.nn.Linear(64, width), torch.nn.ReLU(), torch.nn.Linear(width, 10)
+        )
+
+    def forward(self, images):
+        return self.layers(images)
+
+    def training_step(self, batch, index):
+        return torch.nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+    def validation_step(self, batch, index):
+        self.log("val_accuracy", (self(batch[0]).argmax(1) == batch[1]).float().mean())
+
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+
+    def setup(self, stage):
+        self.rows = rows()
+
+    def train_dataloader(self):
+        return DataLoader(Subset(self.rows, range(1200)), batch_size=64, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(Subset(self.rows, range(1200, 1400)), batch_size=200)
+
+    def test_dataloader(self):
+        return DataLoader(test_rows(), batch_size=64)""",
+    """#| export
+#| sealed
+def evaluate(model):
+    images, labels = next(iter(DataLoader(test_rows(), 500)))
+    return {"accuracy": (model(images).argmax(1) == labels).float().mean()}""",
+    """#| slow
+pl.seed_everything(0, verbose=False)
+best = pl.callbacks.ModelCheckpoint(monitor="val_accuracy", mode="max")
+trainer = pl.Trainer(max_epochs=8, callbacks=[best], enable_progress_bar=False, enable_model_summary=False)
+trainer.fit(fsdl_dev.with_feedback(Net(), repeat=4))""",
+]
+
+
+@pytest.mark.slow
+def test_a_notebook_with_loaders_of_its_own_is_trained_again_by_its_seal(tmp_path, monkeypatch):
+    from sealed_project import make_project as make_notebook_project
+
+    root = make_notebook_project(tmp_path / "proj", NOTEBOOK, notebook="nbs/00_net.ipynb")
+    (root / "proj" / "digits.py").rename(root / "proj" / "net.py")
+    (root / "data.txt").write_text("digits of scikit-learn\n")
+    with open(root / "pyproject.toml", "a") as file:
+        file.write('\n[tool.fsdl_dev.feedback.digits]\ndata = "proj.net:Net"\n')
+    monkeypatch.chdir(root)
+    run = launch("nbs/00_net.ipynb", data=["../data.txt"], say=None).wait(progress=False)
+    assert run.state == "succeeded", run.logs()
+    promote(run, "digits", why="first")
+    assert type(run.load("best")).__name__ == "Net"
+    store = FeedbackStore("digits")
+    fsdl("app", "digits@production")
+    assert "guess" not in (root / "apps/digits/app.py").read_text()
+    store.review(send(store, range(200), run.id), accept=True, who="Ada")
+    made = retrain("digits@production", why="inverted", say=None)
+    assert made.ok, made.to_text()
+    tests, told = made.measured.numbers, made.run.facts.sealed
+    assert tests["old"]["now"] == pytest.approx(next(iter(told.values()))) and "sealed" in tests["old"]["by"]
+    assert tests["new"]["before"] < 0.5 < tests["new"]["now"]
+    assert made.run.job.kind == "notebook" and "data.txt" in made.run.dir.snapshot_file.read_text()
+    assert drift("digits@production").alarm
 
 
 def test_a_run_that_left_the_corrections_out_is_not_compared(digits):
