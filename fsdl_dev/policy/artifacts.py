@@ -50,7 +50,10 @@ def pickle_global(path: Path) -> str | None:  # None: it is no pickle; empty: on
     return ""
 
 # %% ../../nbs/policy/04_artifacts.ipynb #af3e9c10
-_WHAT_FITS = "save it as safetensors: safetensors.torch.save_file(model.state_dict(), 'model.safetensors')"
+_WHAT_FITS = (
+    "save it as safetensors: safetensors.torch.save_file(model.state_dict(), 'model.safetensors');"
+    " of a LightningModule: self.save_hyperparameters(ignore=['net']), for each setting that is an object"
+)
 _REFUSED = re.compile(r"Unsupported (?:global: GLOBAL|class) (\S+)|GLOBAL (\S+) was not an allowed")
 
 

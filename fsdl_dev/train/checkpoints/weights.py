@@ -16,7 +16,7 @@ from torch import nn
 
 from ...core.errors import FsdlError, did_you_mean
 from ...core.files import is_url
-from ...models.checkpoints import PLAIN_SETTINGS, load_into, read_file, read_state_dict
+from ...models.checkpoints import PLAIN_SETTINGS, load_into, opaque_in, read_file, read_state_dict
 
 # %% ../../../nbs/train/checkpoints/09_weights.ipynb #93579dba
 def read_checkpoint(
@@ -115,9 +115,25 @@ def _refuse_unknown_setting(cls: type[nn.Module], settings: dict[str, Any], wher
         raise FsdlError(what, where=where, fix="lay out the run's snapshot, or use the class as it was")
 
 
+def _refuse_objects(cls: type[nn.Module], settings: dict[str, Any], where: str) -> None:
+    "Raise FsdlError for a setting that was an object, which no file is trusted to build."
+    held = {name: found.name for name, value in settings.items() if (found := opaque_in(value)) is not None}
+    if not held:
+        return
+    said = ", ".join(f"{name} (a {kind.rpartition('.')[2]})" for name, kind in held.items())
+    what = f"{cls.__name__} takes objects, which a checkpoint is not trusted to build: {said}."
+    given = ", ".join(
+        f"{name}={'None' if 'optim' in kind or 'partial' in kind else '...'}" for name, kind in held.items()
+    )
+    raise FsdlError(
+        what, where=where, fix=f"pass them, or None for what only a training uses: run.load('best', {given})"
+    )
+
+
 def _built(cls: type[nn.Module], settings: dict[str, Any], where: str) -> nn.Module:
     "A module of this class. Raises FsdlError where it does not take the settings."
     _refuse_unknown_setting(cls, settings, where)
+    _refuse_objects(cls, settings, where)
     try:
         return cls(**settings)
     except TypeError as problem:
