@@ -347,7 +347,8 @@ def _old_run(file: Path, name: str, rows: pd.DataFrame, columns: list[Column], t
     run.params = {column.target: _plain(value) for column, value in _known_values("param", columns, last)}
     run.tags = {column.target: str(value) for column, value in _known_values("tag", columns, last)}
     _see_times(run, rows, columns)
-    word = str(_value("state", columns, last) or "").strip().lower()
+    word = _value("state", columns, last)
+    word = str(word).strip().lower() if _is_known(word) else ""
     run.state = _STATE_WORDS.get(word, ENDED)
     run.reason = f"{word}, as the table has it" if word else "the table does not say how a run ended"
     url = _value("url", columns, last)

@@ -232,7 +232,8 @@ def _job_of(old: OldRun, tags: Mapping[str, str], project: Project, began: float
     launch = LaunchRecord(
         target="",
         project=str(project.root),
-        created=datetime.fromtimestamp(began, UTC).isoformat(timespec="milliseconds"),
+        # empty: not known, and the run has the time of its file in its name
+        created=datetime.fromtimestamp(began, UTC).isoformat(timespec="milliseconds") if old.began else "",
         owner=job.tags.get("owner"),
         door="import",
         imported={name: text for name, text in {**about, "program": old.program}.items() if text},
