@@ -109,7 +109,9 @@ def _used_links(run: RunDir, job: JobRecord, view: RunView) -> Iterator[Link]:
             "import", f"{found.get('tracker')} {found.get('id')}", found.get("url") or found.get("path", "")
         )
         program = found.get("program")
-        yield Link("code", program or "not known", "as the tracker says; no snapshot was taken" if program else "")
+        yield Link(
+            "code", program or "not known", "as the tracker says; no snapshot was taken" if program else ""
+        )
         return
     what = job.script or job.notebook or f"{job.module}:{job.function}"
     cell = f"cell {job.cell_number} “{job.cell_title or ''}”" if job.cell_id else ""

@@ -182,3 +182,19 @@ def test_the_pages_of_an_imported_run_offer_no_repetition_and_name_no_cause(two_
     assert (
         board.count("2024-03-01 10:00") == 1 and f">{time.strftime('%Y-%m-%d', time.gmtime())} " not in board
     )
+
+
+def test_a_gap_in_the_steps_is_filled_by_the_epoch_else_by_the_row(project):
+    """And NaN is a value where it is written, a gap where its cell is empty."""
+    rows = ["step,epoch,loss,acc", "10,0,3.0,", ",1,nan,0.5", ",,1.0,0.6", "40,3,,0.7"]
+    (project / "gaps.csv").write_text("\n".join([*rows, ""]))
+    import_runs("csv", "gaps.csv", say=None)
+    log = fsdl_dev.load_run("gaps").path / "events" / "worker.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    points = [(one["step"], one.get("epoch"), one["values"]) for one in lines if one["kind"] == "metric"]
+    assert points == [
+        (10, 0.0, {"loss": 3.0}),
+        (1, 1.0, {"loss": "NaN", "acc": 0.5}),
+        (2, None, {"loss": 1.0, "acc": 0.6}),
+        (40, 3.0, {"acc": 0.7}),
+    ]
