@@ -80,11 +80,8 @@ def find_baseline(
     view = run.known
     name = (headline(view) or ("",))[0]
     mode = view.metrics.mode(name)
-    comparable = bool(name and job_key(run.job)) and mode in (
-        "min",
-        "max",
-    )  # which job it was may not be known
-    best = _best_before(run, runs, name, mode) if comparable else None
+    known = name and job_key(run.job)  # of an imported run it is not known which job it was
+    best = _best_before(run, runs, name, mode) if known and mode in ("min", "max") else None
     if best is None:
         why = "There is no other run to compare it with: no baseline (fsdl tag RUN status=baseline)"
         return Baseline(None, f"{why}, and no earlier run of the same job with the same metric.")

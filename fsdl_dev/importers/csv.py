@@ -421,25 +421,27 @@ def _reader(
     rows: pd.DataFrame, columns: list[Column], nans: Mapping[str, set]
 ) -> Callable[[OldRun], Iterator[Point]]:
     "What yields a point for each row that has a metric in it."
-    first = {role: _first_of(role, columns) for role in ("step", "epoch", "time")}
+    frame: Any = rows
     metrics = [one for one in columns if one.role == "metric"]
+    names = [one.target for one in metrics]
 
     def read(run: OldRun) -> Iterator[Point]:  # column by column: a row at a time takes twice as long
-        steps, epochs, times = (rows[name].tolist() if name else None for name in first.values())
-        nothing = [None] * len(rows)
-        known = [[*map(_known_number, column)] for column in (steps, epochs) if column]
-        named = [
-            _whole_steps(known, len(rows)),
-            known[-1] if epochs else nothing,
-            [*map(_moment, times)] if times else nothing,
-        ]
-        names = [one.target for one in metrics]
-        for step, epoch, t, *numbers in zip(*named, *(_numbers(rows[one.name], nans) for one in metrics)):
+        tables = [_numbers(frame[one.name], nans) for one in metrics]
+        for step, epoch, t, *numbers in zip(*_places(rows, columns), *tables):
             values = {name: number for name, number in zip(names, numbers) if number is not None}
             if values:
                 yield Point(step, epoch, values, t=t)
 
     return read
+
+
+def _places(rows: pd.DataFrame, columns: list[Column]) -> tuple[list, list, list]:
+    "The step, the epoch and the moment of each row; the last two are None where they are not known."
+    nothing = [None] * len(rows)
+    names = [_first_of(role, columns) for role in ("step", "epoch", "time")]
+    steps, epochs, times = (rows[name].tolist() if name else nothing for name in names)
+    epochs = [*map(_known_number, epochs)] if names[1] else nothing
+    return _whole_steps(steps, epochs), epochs, [*map(_moment, times)] if names[2] else nothing
 
 
 def _first_of(role: str, columns: list[Column]) -> str | None:
@@ -464,9 +466,7 @@ def _known_number(value: Any) -> float | None:
     return number if number is not None and math.isfinite(number) else None
 
 
-def _whole_steps(known: list[list[float | None]], count: int) -> list[int]:
-    "The step of each row; without one its epoch, else its place. `known`: the columns of steps and of epochs."
-    if not known:
-        return [*range(count)]
-    firsts = known[0] if len(known) == 1 else [b if a is None else a for a, b in zip(*known)]
-    return [at if number is None else int(number) for at, number in enumerate(firsts)]
+def _whole_steps(steps: list, epochs: list) -> list[int]:
+    "The step of each row; without one its epoch, else its place."
+    numbers = [b if a is None else a for a, b in zip(map(_known_number, steps), epochs)]
+    return [at if number is None else int(number) for at, number in enumerate(numbers)]
