@@ -30,7 +30,7 @@ class Entry(NamedTuple):
     name: str  # what a person calls the job
     owner: str
     target: str
-    launched: str  # the moment in UTC; empty for a directory that was given another name
+    launched: str  # the moment in UTC; empty for a directory of another name, and where it is not known
     took: str
     seconds: float
     cost: str
@@ -95,12 +95,13 @@ def entry_of(row: RunRow, mark: int) -> Entry:
     tags, (metric, best), (sealed, sealed_value) = row.tags, _best_of(row), _sealed_of(row)
     labels = {name: value for name, value in {**row.params, **tags}.items() if name not in _SHOWN_APART}
     moment, job = moment_of(row.id), row.job or row.name
+    launched = f"{moment:%Y-%m-%d %H:%M}" if row.dated and moment.timestamp() else ""
     seconds = row.seconds or 0.0  # of an imported run it may not be known
     text = lambda value: _short(printable(str(value or "")))
     return Entry(
         row.id, mark, row.state or "new", say_share(row.step, row.total, True).strip() if row.alive else "",
         text(row.reason), printable(job), text(row.name), text(tags.get("owner")).partition(" <")[0], text(row.target),
-        f"{moment:%Y-%m-%d %H:%M}" if moment.timestamp() else "", say_seconds(seconds) if seconds else "",
+        launched, say_seconds(seconds) if seconds else "",
         round(seconds, 1), text(say_money(row.money)), row.cost, text(metric), best,
         "" if best is None else f"{text(metric)} {say_number(best)}", text(sealed), sealed_value,
         text(say_pairs(sweep_labels(labels))), text(tags.get("status")), text(row.failure), text(row.cell),

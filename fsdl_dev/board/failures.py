@@ -27,6 +27,7 @@ ABOUT = {
     "budget": "a limit of money or time was reached",
     "idle": "nothing was done for long",
     "hang": "no step for long",
+    "imported": "the tracker does not say why",
 }
 
 
@@ -45,7 +46,7 @@ class Problem:
 def _kind(entry: Entry) -> tuple[str, str, str]:
     "What failures have in common that are one problem."
     where = entry.cell or entry.reason.removeprefix("The job failed: ").partition(":")[0]
-    return entry.failure or "code", entry.job, where
+    return entry.failure or ("imported" if entry.imported else "code"), entry.job, where
 
 
 def _later(

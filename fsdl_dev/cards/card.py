@@ -415,7 +415,7 @@ def _head_html(card: Card) -> str:
     labels = [
         element(escaped(say_pairs({name: value})), label, "span") for name, value in card.labels.items()
     ]
-    where = " · ".join(map(escaped, (card.job, card.where, card.id[:15])))
+    where = " · ".join(escaped(text) for text in (card.job, card.where, card.id[:15]) if text)
     where = element(where, f"{FAINT};font-size:12px;margin-top:4px", more=f' title="{escaped(card.id)}"')
     head = f"<div>{took} {pill} {words} {element(escaped(card.reason), FAINT, 'span')}</div>"
     return head + where + element(" ".join(labels), "margin-top:5px")

@@ -100,7 +100,9 @@ def system_panels(view: RunView) -> tuple[list[tuple[str, list[Curve]]], str]:  
 # %% ../../nbs/cards/09_folds.ipynb #fe75bd92
 def _what(run: Run) -> str:
     "The job in words."
-    job = run.job
+    job, imported = run.job, run.job.launch.imported
+    if imported:
+        return str(imported.get("program") or f"{job.name} (its code is not known)")
     if job.kind == "cell":
         number = f" {job.cell_number}" if job.cell_number else ""
         title = f" “{job.cell_title}”" if job.cell_title else ""
@@ -131,7 +133,8 @@ def code_rows(run: Run) -> Iterator[tuple[str, str]]:
     if digest:
         yield "snapshot", digest[:12]
     yield "compare", f"fsdl diff {run.words} OTHER"
-    yield "repeat", f"fsdl reproduce {run.words}"
+    if not run.job.launch.imported:
+        yield "repeat", f"fsdl reproduce {run.words}"
 
 
 def code_html(

@@ -162,7 +162,7 @@ class RunWait(Answer):
     "How a run waits."
 
     run: str  # its two words
-    target: str
+    target: str | None  # None: it was imported
     state: str
     now: float = field(default_factory=time.time)
     since: float | None = None  # when it was queued, Unix seconds
@@ -184,6 +184,8 @@ class RunWait(Answer):
         waited = f" for {say_seconds(max(1.0, self.now - self.since) // 1)}" if self.since is not None else ""
         if self.state == "queued":
             return f"{self.run} waits on {self.target}{waited}"
+        if self.target is None:
+            return f"{self.run} does not wait: it was imported, and is {self.state}"
         return f"{self.run} does not wait: it is {self.state} on {self.target}"
 
     def _ahead(self) -> str:

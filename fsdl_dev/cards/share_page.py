@@ -34,7 +34,7 @@ from ..records.diff import Difference, RunDiff, diff
 from ..records.find import load_run
 from ..records.run import Run
 from ..records.search.store import RunStore
-from ..records.table import Answer, RunRow, grid_html, headline, job_key
+from ..records.table import Answer, RunRow, grid_html, headline, is_dated, job_key
 from ..records.words import say_number
 
 # %% ../../nbs/cards/11_share_page.ipynb #a8ee05a3
@@ -80,7 +80,8 @@ def find_baseline(
     view = run.known
     name = (headline(view) or ("",))[0]
     mode = view.metrics.mode(name)
-    best = _best_before(run, runs, name, mode) if name and mode in ("min", "max") else None
+    known = name and job_key(run.job)  # of an imported run it is not known which job it was
+    best = _best_before(run, runs, name, mode) if known and mode in ("min", "max") else None
     if best is None:
         why = "There is no other run to compare it with: no baseline (fsdl tag RUN status=baseline)"
         return Baseline(None, f"{why}, and no earlier run of the same job with the same metric.")
@@ -160,10 +161,9 @@ def _repeat_rows(run: Run) -> Iterator[list[str]]:
     "What it was made from."
     job = run.job
     yield ["", "recorded"]
-    yield [
-        "launched",
-        f"{run.created:%d %b %Y %H:%M} UTC" + (f" by {owner}" if (owner := _owner(run)) else ""),
-    ]
+    when = f"{run.created:%d %b %Y %H:%M} UTC" if is_dated(job) else ""
+    by = f"by {owner}" if (owner := _owner(run)) else ""
+    yield ["launched", f"{when} {by}".strip()]
     with suppress(FsdlError, OSError, KeyError):
         lock = run.environment
         torch = (lock["torch"] or {}).get("version")
@@ -190,7 +190,10 @@ def _owner(run: Run) -> str:
 
 def repeat_html(run: Run, clean: Clean) -> str:
     "What the run was made from, and the commands that repeat it."
-    rows = [[first, clean(second)] for first, second in _repeat_rows(run)]
+    rows = [[first, clean(second)] for first, second in _repeat_rows(run) if second]
+    if tracker := run.job.launch.imported.get("tracker"):
+        why = f"It was imported ({tracker}), without its code, environment and data: it cannot be repeated from here."
+        return f"<p>{escaped(why)}</p>" + (grid_html(rows) if rows[1:] else "")
     commands = (
         f"# in the project that has the record of this run\nfsdl reproduce {run.words}\n\n"
         f"# on a machine without it: a folder with one command, to send along\nfsdl package {run.words} FOLDER"

@@ -91,7 +91,9 @@ def print_logs(
         if ended:
             if run.elsewhere and (silent := run.place.silence()):
                 print(f"{say_silence(silent)}. The log is as it was copied last.", file=sys.stderr)
-            if rank is not None and not reader.seen:
+            if run.job.launch.imported and not reader.seen:
+                print(f"{run.words} was imported, and its tracker kept no output.", file=sys.stderr)
+            elif rank is not None and not reader.seen:
                 run.logs(rank)  # says which ranks there are
             return
         time.sleep(0.1)

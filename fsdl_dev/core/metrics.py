@@ -194,12 +194,15 @@ class Thinning:
             for sign in (1, -1):
                 if sign * value < self.reached.get((name, sign), math.inf):
                     self.reached[name, sign] = sign * value
-                    self.extremes[name, sign] = self.came, found
                     if written:
-                        del self.extremes[name, sign]
+                        self.extremes.pop((name, sign), None)
+                    else:
+                        self.extremes[name, sign] = self.came, found
 
     def _drain(self, *tables: Mapping[Any, tuple[int, Found]]) -> list[Found]:
         "The points of these tables, each once and oldest first; no table has them then."
+        if not any(tables):
+            return []
         points = {number: found for table in tables for number, found in table.values()}
         self.extremes = {key: one for key, one in self.extremes.items() if one[0] not in points}
         self.newest = {key: one for key, one in self.newest.items() if one[0] not in points}

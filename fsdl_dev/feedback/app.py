@@ -157,10 +157,11 @@ def try_it(served) -> None:
 
 def review() -> None:
     """Accept or reject what waits."""
-    waiting = store.entries("waiting")
-    st.subheader(f"{len(waiting)} corrections wait, {len(store.entries('accepted'))} are accepted")
-    who = st.text_input("Your name, for the record", key="who")
-    for entry in waiting[:20]:
+    waiting, *done = (store.entries(state) for state in ("waiting", "accepted", "rejected"))
+    st.subheader("Corrections")
+    st.text("{} waiting, {} accepted, {} rejected".format(*map(len, (waiting, *done))))
+    who = st.text_input("Your name, for the record: Accept and Reject need it", key="who").strip()
+    for entry in waiting[:20]:  # the oldest
         with st.container(border=True):
             try:
                 path = store.path(entry)
@@ -168,9 +169,11 @@ def review() -> None:
                 st.error(f"{error.what} {error.fix}")
                 continue
             show(path.read_bytes() if entry.kind == "image" else path.read_text())
-            st.text(f"the model said: {entry.prediction}\\nit should be:   {entry.label}")
-            yes, no = st.columns(2)
-            for column, word, accept in ((yes, "Accept", True), (no, "Reject", False)):
+            said = (("the model said", entry.prediction), ("it should be", entry.label))
+            for column, (name, text) in zip(st.columns(2), said, strict=True):
+                column.caption(name)
+                column.code(text, language=None, wrap_lines=True)
+            for column, word, accept in zip(st.columns(2), ("Accept", "Reject"), (True, False), strict=True):
                 if column.button(word, key=f"{word}-{entry.id}", disabled=not who, width="stretch"):
                     store.review([entry.id], accept, who)
                     st.rerun()
@@ -191,7 +194,10 @@ try:
         page = st.radio("Page", ["Try it", "Review"]) if REVIEW else "Try it"
         for name, value in served.facts.items():
             st.text(f"{name}: {value}")
-    try_it(served) if page == "Try it" else review()
+    if page == "Try it":
+        try_it(served)
+    else:
+        review()
 except FsdlError as error:
     st.error(error.what)
     st.text(f"{error.where}\\n{error.fix}")
@@ -265,6 +271,9 @@ address = "127.0.0.1"  # this machine alone; behind a login for others
 headless = true
 maxUploadSize = {megabytes}  # MB
 enableStaticServing = false
+
+[runner]
+magicEnabled = false  # the value of an expression is not written on the page
 
 [client]
 showErrorDetails = "none"  # a stranger sees no code of ours

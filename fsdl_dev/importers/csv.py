@@ -203,15 +203,27 @@ def read_table(path: Path) -> Table:
 _EMPTY = ("na", "n/a", "null", "none", "-", "nan")  # what stands in a column of numbers where there is none
 
 
-def _as_numbers(table: Table, name: str, decimal: str) -> None:
-    "Make a column of texts one of numbers, where each text is a number or says that there is none."
-    frame: Any = table.frame
-    texts = frame[name].astype("string").str.strip().str.lower()
+_START = 100  # rows that show whether a column has texts in it
+
+
+def _parsed(column: Any, decimal: str) -> tuple[Any, Any]:
+    "A column as texts and as numbers; None where a text is neither a number nor says that there is none."
+    texts = column.astype("string").str.strip().str.lower()
     texts = texts.str.replace(",", ".") if decimal == "," else texts
     parsed: Any = pd.to_numeric(texts, errors="coerce")
     numbers = parsed.astype(float)
     no_number = numbers.isna() & texts.notna()
-    if numbers.notna().any() and texts[no_number].isin(_EMPTY).all():
+    return texts, numbers if texts[no_number].isin(_EMPTY).all() else None
+
+
+def _as_numbers(table: Table, name: str, decimal: str) -> None:
+    "Make a column of texts one of numbers, where each text is a number or says that there is none."
+    frame: Any = table.frame
+    start: Any = frame[name].head(_START)
+    if _parsed(start, decimal)[1] is None:  # texts: a long column of them is not parsed
+        return
+    texts, numbers = _parsed(frame[name], decimal)
+    if numbers is not None and numbers.notna().any():
         frame[name] = numbers
         table.nans[name] = set(frame.index[(texts == "nan").fillna(False)])
 
@@ -347,7 +359,8 @@ def _old_run(file: Path, name: str, rows: pd.DataFrame, columns: list[Column], t
     run.params = {column.target: _plain(value) for column, value in _known_values("param", columns, last)}
     run.tags = {column.target: str(value) for column, value in _known_values("tag", columns, last)}
     _see_times(run, rows, columns)
-    word = str(_value("state", columns, last) or "").strip().lower()
+    word = _value("state", columns, last)
+    word = str(word).strip().lower() if _is_known(word) else ""
     run.state = _STATE_WORDS.get(word, ENDED)
     run.reason = f"{word}, as the table has it" if word else "the table does not say how a run ended"
     url = _value("url", columns, last)
@@ -408,18 +421,27 @@ def _reader(
     rows: pd.DataFrame, columns: list[Column], nans: Mapping[str, set]
 ) -> Callable[[OldRun], Iterator[Point]]:
     "What yields a point for each row that has a metric in it."
-    first = {role: _first_of(role, columns) for role in ("step", "epoch", "time")}
+    frame: Any = rows
     metrics = [one for one in columns if one.role == "metric"]
+    names = [one.target for one in metrics]
 
-    def read(run: OldRun) -> Iterator[Point]:
-        named = {role: rows[name].tolist() if name else [None] * len(rows) for role, name in first.items()}
-        tables = [(one.target, rows[one.name].tolist(), nans.get(one.name, set())) for one in metrics]
-        for at, label in enumerate(rows.index.tolist()):
-            if values := _row_values(tables, at, label):
-                step, epoch, t = (column[at] for column in named.values())
-                yield Point(_whole(step, epoch, at), _known_number(epoch), values, t=_moment(t))
+    def read(run: OldRun) -> Iterator[Point]:  # column by column: a row at a time takes twice as long
+        tables = [_numbers(frame[one.name], nans) for one in metrics]
+        for step, epoch, t, *numbers in zip(*_places(rows, columns), *tables):
+            values = {name: number for name, number in zip(names, numbers) if number is not None}
+            if values:
+                yield Point(step, epoch, values, t=t)
 
     return read
+
+
+def _places(rows: pd.DataFrame, columns: list[Column]) -> tuple[list, list, list]:
+    "The step, the epoch and the moment of each row; the last two are None where they are not known."
+    nothing = [None] * len(rows)
+    names = [_first_of(role, columns) for role in ("step", "epoch", "time")]
+    steps, epochs, times = (rows[name].tolist() if name else nothing for name in names)
+    epochs = [*map(_known_number, epochs)] if names[1] else nothing
+    return _whole_steps(steps, epochs), epochs, [*map(_moment, times)] if names[2] else nothing
 
 
 def _first_of(role: str, columns: list[Column]) -> str | None:
@@ -427,14 +449,16 @@ def _first_of(role: str, columns: list[Column]) -> str | None:
     return next((one.name for one in columns if one.role == role), None)
 
 
-def _row_values(tables: list[tuple[str, list, set]], at: int, label: Any) -> dict[str, float]:
-    "The metrics of a row. NaN is one where it is written; else its cell is empty."
-    values = {}
-    for name, column, written in tables:
-        number = as_metric(column[at])
-        if number is not None and (number == number or label in written):
-            values[name] = number
-    return values
+def _numbers(column: pd.Series, nans: Mapping[str, set]) -> list[float | None]:
+    "The values of a metric. NaN is one where it is written; else its cell is empty."
+    numbers: list[float | None] = [*map(as_metric, column.tolist())]
+    if pd.api.types.is_numeric_dtype(column) and column.notna().all():
+        return numbers
+    written = nans.get(str(column.name), set())
+    return [
+        number if number is None or number == number or label in written else None
+        for label, number in zip(column.index.tolist(), numbers)
+    ]
 
 
 def _known_number(value: Any) -> float | None:
@@ -442,7 +466,7 @@ def _known_number(value: Any) -> float | None:
     return number if number is not None and math.isfinite(number) else None
 
 
-def _whole(step: Any, epoch: Any, row: int) -> int:
-    "The step of a row; without one its epoch, else its place."
-    known = next((number for value in (step, epoch) if (number := _known_number(value)) is not None), row)
-    return int(known)
+def _whole_steps(steps: list, epochs: list) -> list[int]:
+    "The step of each row; without one its epoch, else its place."
+    numbers = [b if a is None else a for a, b in zip(map(_known_number, steps), epochs)]
+    return [at if number is None else int(number) for at, number in enumerate(numbers)]

@@ -35,7 +35,7 @@ from fsdl_dev.records.curves import (
 from .find import load_run
 from .group import RunGroup
 from .run import Run
-from .table import Answer, grid_html, grid_text, run_row
+from .table import Answer, grid_html, grid_text, known_seconds, run_row
 from .words import say_mean, say_number, say_value
 
 # %% ../../nbs/records/10_compare.ipynb #9b11b327
@@ -89,7 +89,9 @@ def run_origin(run: Run) -> Origin:
         lock = run.environment if view.inputs.environment else manifest["environment"]
         origin.values["environment", "lock"] = lock["digest"]
     except FsdlError as error:
-        origin.missing.append(f"{run.words}: {error.what}")
+        tracker = run.job.launch.imported.get("tracker")
+        why = f"imported ({tracker}), without its code, environment and data" if tracker else error.what
+        origin.missing.append(f"{run.words}: {why}")
     data = data_digests_of(run)
     origin.values |= {("data", name): digest for name, digest in data.items()}
     if origin.values.get(("tag", "dataset")) == dataset_tag(data):  # filled in: it says the same
@@ -138,7 +140,7 @@ def axis_of(run: Run, axis: str) -> Callable[[tuple], float]:
         scale = lambda point: round(point[0] * (batch or 0))
     else:
         charged = view.cost.accounting
-        whole = (charged.elapsed or run.seconds) / 3600 or 1.0
+        whole = (charged.elapsed or run.seconds or 0.0) / 3600 or 1.0
         batch, why = charged.cost, "has no recorded cost"
         scale = lambda point: float(f"{hours(point) / whole * (charged.cost or 0):.5g}")
     if batch is None:
@@ -162,7 +164,8 @@ def cost_rows(runs: list[Run]) -> list[tuple[str, list]]:
     "State, time and charge of each run."
     charged = [run.refresh().cost.accounting for run in runs]
     costs = [spent.text() or None for spent in charged]
-    times = [say_seconds(run.seconds) for run in runs]
+    seconds = [known_seconds(run.job, run.known) for run in runs]
+    times = [None if one is None else say_seconds(one) for one in seconds]
     return [("state", [run.known.state for run in runs]), ("took", times), ("cost", costs)]
 
 

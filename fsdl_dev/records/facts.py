@@ -21,7 +21,7 @@ from ..core.fold.view import RunView
 from .checkpoints import Checkpoint
 from .files import view_samples
 from .lineage import earlier_runs
-from .table import RunRow, SilenceFacts, project_name
+from .table import RunRow, SilenceFacts, known_seconds, project_name
 
 # %% ../../nbs/records/14_facts.ipynb #8134c1fe
 @dataclass(frozen=True)
@@ -249,7 +249,7 @@ def run_facts(
 ) -> RunFacts:
     "What is known of a run by now; its target is asked first."
     view, job = run.view, run.job
-    is_imported = bool(job.launch.imported)
+    is_imported, seconds = bool(job.launch.imported), known_seconds(job, view)
     failure = run.failure if view.state == "failed" else None
     was_chosen = run.best is not None and run.best.best  # by a metric
     return RunFacts(
@@ -274,7 +274,7 @@ def run_facts(
         trackers=_tracker_facts(view),
         path=str(run.path),
         imported=_import_facts(job.launch.imported),
-        seconds=None if is_imported and not view.life.began else round(view.life.elapsed(), 3),
+        seconds=None if seconds is None else round(seconds, 3),
         cost=_cost_facts(view),
         result=view.products.result,
         metrics={name: value.value for name, value in view.metrics.latest.items()},

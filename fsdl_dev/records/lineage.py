@@ -108,7 +108,10 @@ def _used_links(run: RunDir, job: JobRecord, view: RunView) -> Iterator[Link]:
         yield Link(
             "import", f"{found.get('tracker')} {found.get('id')}", found.get("url") or found.get("path", "")
         )
-        yield Link("code", found.get("program") or "not known", "as the tracker says; no snapshot was taken")
+        program = found.get("program")
+        yield Link(
+            "code", program or "not known", "as the tracker says; no snapshot was taken" if program else ""
+        )
         return
     what = job.script or job.notebook or f"{job.module}:{job.function}"
     cell = f"cell {job.cell_number} “{job.cell_title or ''}”" if job.cell_id else ""
@@ -242,7 +245,7 @@ class Lineage(Answer):
     def to_text(self) -> str:
         "A line for each."
         lines = [f"  {line}" for line in _aligned([link.cells() for link in (*self.used, *self.made)])]
-        lines.insert(len(self.used), "and made")
+        lines.insert(len(self.used), "and made" if self.made else "and made nothing that is recorded")
         return "\n".join([f"{run_words(self.run_id)} used", *lines])
 
     def to_dict(self) -> dict:

@@ -50,7 +50,7 @@ from fsdl_dev.records.files import (
 from .lineage import SUMMARY, Lineage, Link, run_lineage
 from .place import RunPlace
 from .search.store import RunStore
-from .table import moment_of, run_tags
+from .table import known_seconds, moment_of, run_tags
 from .words import say_away, say_number, say_progress, say_unwritable
 from ..snapshot.environment import Lock, changed_lock
 from ..snapshot.snapshot import Snapshot
@@ -215,14 +215,17 @@ class Run:
         return self.view.state
 
     @property
-    def seconds(self) -> float:
-        return self.view.life.elapsed()
+    def seconds(self) -> float | None:
+        "How long it has run; None: it was imported, and its tracker does not say."
+        return known_seconds(self.job, self.view)
 
     @property
     def cost(self) -> dict:
         "Slots, seconds, slot-hours (of a sweep with its trials), and what the engine charged, where it keeps accounts."
         view = self.view
         spent = {"slots": view.machines.width, "seconds": view.life.elapsed(), "slot_hours": view.slot_hours}
+        if self.job.launch.imported:
+            spent = {"slots": None, "seconds": known_seconds(self.job, view), "slot_hours": None}
         return spent | view.cost.accounting.as_dict()
 
     @property

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['COLOURS', 'Group', 'moment_of', 'SilenceFacts', 'RunRow', 'failure_of', 'headline', 'job_key', 'run_tags',
-           'project_name', 'run_row', 'sweep_labels', 'aligned', 'grid_text', 'grid_html', 'Answer', 'groups_text',
-           'RunTable']
+           'project_name', 'known_seconds', 'is_dated', 'run_row', 'sweep_labels', 'aligned', 'grid_text', 'grid_html',
+           'Answer', 'groups_text', 'RunTable']
 
 # %% ../../nbs/records/04_table.ipynb #2eba4339
 import csv
@@ -87,6 +87,7 @@ class RunRow:
     total: int | None = None
     search: bool = False  # it launched runs and chose among them: what they cost is theirs
     not_reached: SilenceFacts | None = None  # its machine does not answer; in no index
+    dated: bool = True  # False: of an imported run it is not known when it began
 
     @property
     def words(self) -> str:
@@ -201,6 +202,16 @@ def project_name(job: JobRecord) -> str:
     return Path(job.launch.project).name
 
 
+def known_seconds(job: JobRecord, view: RunView) -> float | None:
+    "How long a run has run, all its lives together; None: of an imported run, not known."
+    return None if job.launch.imported and not view.life.began else view.life.elapsed()
+
+
+def is_dated(job: JobRecord) -> bool:
+    "Whether the name of a run says when it began: that of an imported one may have the time of its file."
+    return bool(job.launch.created) or not job.launch.imported
+
+
 def run_row(run_id: str, job: JobRecord, view: RunView) -> RunRow:
     "A run as a row of a table, from what is known of it by now."
     own: dict[str, Any] = {"kind": job.kind, "name": job.name}
@@ -215,10 +226,9 @@ def run_row(run_id: str, job: JobRecord, view: RunView) -> RunRow:
     own |= {"sealed": view.sealed.values()}
     own |= dict(zip(("failure", "cell"), failure_of(view)))
     charged = view.cost.accounting
-    own |= {"seconds": view.life.elapsed(), "slot_hours": view.slot_hours}
+    own |= {"seconds": known_seconds(job, view), "slot_hours": view.slot_hours, "dated": is_dated(job)}
     if job.launch.imported:  # what is not known is no zero
         own |= {"kind": "", "failure": "", "slot_hours": None}
-        own |= {"seconds": own["seconds"] if view.life.began else None}
     own |= {"cost": charged.cost, "currency": charged.currency, "costs": dict(charged.costs or {})}
     own |= {"step": view.progress.step, "total": view.progress.total}
     waits = view.life.wait.reason if view.life.wait and view.state == "queued" else ""
@@ -272,7 +282,7 @@ def _cells(row: RunRow, now: float | None) -> list[str]:
     )
     words = row.reason if row.state == UNREADABLE else words
     took = say_seconds(row.seconds) if row.seconds else ""
-    moment = row.created.timestamp()
+    moment = row.created.timestamp() if row.dated else 0.0
     when = "" if not moment else say_age(moment, now) if now else _text(row.created)
     cells = [row.words, f"{row.state or 'new'}{at}{_away(row)}", when]
     cells += [took, say_money(row.money), row.name, best, loss, words]

@@ -150,7 +150,7 @@ def _chance_checks(run: Run, snapshot: Snapshot) -> list[Check]:
     charged = view.cost.accounting.text()
     price = f", charged {charged}" if charged else ""
     slots = run.cost["slots"]
-    took = f"it took {say_seconds(run.seconds)} on {slots} slot{'s' * (slots > 1)}"
+    took = f"it took {say_seconds(run.seconds or 0.0)} on {slots} slot{'s' * (slots > 1)}"
     text = f"{took}{price}; about as much again"
     return [*checks, Check("cost", "pass", text)]
 

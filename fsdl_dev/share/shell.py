@@ -51,6 +51,8 @@ def _need_snapshot(run: Run) -> None:
         if snapshot.bring:  # of a run elsewhere
             snapshot.bring({entry["sha256"]: path for path, entry in snapshot.files.items()})
     except FsdlError as error:
+        if error.code == "imported":  # there never was one
+            raise
         what = f"The snapshot of {run.words} is gone, so there is no code to open a shell in. {error.what}"
         fix = f"fsdl show {run.words}   (it names the commit: git checkout COMMIT)"
         raise FsdlError(what, where=error.where, fix=fix, exit_code=4) from error

@@ -9,6 +9,7 @@ import psutil
 import pytest
 import torch
 from PIL import Image
+from playwright.sync_api import expect
 from ports import free_port
 from promoted import add_run, make_project, promote_digits, trained_net
 from sklearn.datasets import load_digits
@@ -76,12 +77,15 @@ def test_a_picture_is_answered_corrected_and_reviewed(digits):
     page.button[0].click().run()
     assert not page.exception and store.entry(kept.id).label == "8" and page.success
     page.sidebar.radio[0].set_value("Review").run()
-    assert "1 corrections wait" in page.subheader[0].value and any(
-        "it should be:   8" in text.value for text in page.main.text
-    )
+    assert page.main.text[0].value == "1 waiting, 0 accepted, 0 rejected"
+    assert [code.value for code in page.code] == ["3", "8"]
+    assert page.button(key=f"Accept-{kept.id}").disabled and page.button(key=f"Reject-{kept.id}").disabled
+    page.text_input(key="who").set_value("  ").run()
+    assert page.button(key=f"Accept-{kept.id}").disabled, "spaces are no name"
     page.text_input(key="who").set_value("Ada").run()
     page.button(key=f"Accept-{kept.id}").click().run()
     assert (store.entry(kept.id).state, store.entry(kept.id).who) == ("accepted", "Ada")
+    assert page.main.text[0].value == "0 waiting, 1 accepted, 0 rejected" and not page.code
 
 
 @pytest.mark.parametrize(
@@ -198,14 +202,34 @@ def test_the_app_is_served_on_this_machine_alone_and_ended(digits):
         assert process.wait(60) is not None
 
 
+HOSTILE = (
+    "<script>window.struck = 1</script><img src='http://127.0.0.1:9/' onerror='window.struck = 1'> **bold** "
+    "[link](http://127.0.0.1:9/) ![picture](http://127.0.0.1:9/) $x^2$ :red[red]\n# it should be: 3"
+)
+
+
+def open_review(page) -> None:
+    """Choose *Review* in the sidebar, which covers a narrow page until it is closed."""
+    page.get_by_test_id("stExpandSidebarButton").click()
+    page.get_by_text("Review", exact=True).click()
+    page.get_by_text("makes a data set of what is accepted").wait_for()
+    page.get_by_test_id("stSidebarCollapseButton").get_by_role("button").click()
+
+
+def fits(page) -> bool:
+    """Whether no part of the page is wider than it, so that it has to be scrolled."""
+    parts = "[document.documentElement, document.querySelector('[data-testid=stMain]')]"
+    return page.evaluate(f"{parts}.every(part => part.scrollWidth <= 420)")
+
+
 @pytest.mark.browser
-def test_in_a_browser_a_person_corrects_a_digit(digits, browser_page):
+def test_in_a_browser_a_person_corrects_a_digit_and_another_reviews(digits, browser_page):
     """Light and narrow; the console says nothing, and nothing but this machine is asked."""
     app, port = write_app("digits@production", folder=digits), free_port()
     process = start_app(app, port)
     try:
         wait_for_health(process, port)
-        page = browser_page
+        page, store = browser_page, FeedbackStore("digits", digits)
         page.set_viewport_size({"width": 420, "height": 1100})
         page.goto(f"http://127.0.0.1:{port}/")
         page.get_by_text("I agree that what I send").click()
@@ -218,10 +242,35 @@ def test_in_a_browser_a_person_corrects_a_digit(digits, browser_page):
         page.keyboard.press("Enter")
         page.get_by_role("button", name="Send the correction").click()
         page.get_by_text("It waits for a review").wait_for()
-        (kept,) = FeedbackStore("digits", digits).entries()
+        (kept,) = store.entries()
         assert (kept.prediction, kept.label, kept.state) == ("3", "8", "waiting")
-        wide = page.evaluate("document.documentElement.scrollWidth")
-        assert wide <= 420, f"{wide} px wide"
+        assert fits(page) and not page.said, page.said
+
+        other = store.keep("image", picture_of(5), HOSTILE, model=kept.model, run=kept.run)
+        store.correct(other, HOSTILE)
+        open_review(page)
+        page.get_by_text("2 waiting, 0 accepted, 0 rejected", exact=True).wait_for()
+        accept, reject = (page.get_by_role("button", name=name, exact=True) for name in ("Accept", "Reject"))
+        expect(accept).to_have_count(2)
+        for button in (*accept.all(), *reject.all()):
+            expect(button).to_be_disabled()
+        shown = page.get_by_test_id("stCode")
+        expect(shown).to_have_text(["3", "8", HOSTILE, HOSTILE])
+        obeyed = shown.locator("strong, a, h1, img, script, .katex")
+        assert obeyed.count() == 0 and page.evaluate("window.struck") is None
+        assert page.get_by_text("None", exact=True).count() == 0, "the value of an expression is on the page"
+        assert fits(page)
+
+        page.get_by_role("textbox", name="Your name").fill("Ada")
+        page.keyboard.press("Enter")
+        accept.first.click()  # waits until it is enabled
+        page.get_by_text("1 waiting, 1 accepted, 0 rejected", exact=True).wait_for()
+        expect(shown).to_have_text([HOSTILE, HOSTILE])
+        reject.click()
+        page.get_by_text("0 waiting, 1 accepted, 1 rejected", exact=True).wait_for()
+        expect(accept).to_have_count(0)
+        reviewed = {entry.id: (entry.state, entry.label, entry.who) for entry in store.entries()}
+        assert reviewed == {kept.id: ("accepted", "8", "Ada"), other: ("rejected", HOSTILE, "Ada")}
         assert not page.said, page.said
     finally:
         process.send_signal(signal.SIGTERM)

@@ -132,3 +132,69 @@ def test_runs_of_all_projects_with_the_project_of_each(project, monkeypatch):
     assert {row.project for row in rows} == {"digits", "flowers"} and "project" in str(rows).splitlines()[0]
     found = CliRunner().invoke(main, ["runs", "project = flowers", "--all-projects", "--json"])
     assert [row["project"] for row in json.loads(found.stdout)] == ["flowers"]
+
+
+def invoked(*words: str) -> str:
+    """What a command prints."""
+    found = CliRunner().invoke(main, words)
+    assert found.exit_code == 0, found.output
+    return found.output
+
+
+@pytest.fixture
+def two_rows(project) -> Path:
+    """Two imported runs: of one the moment, the time and the end are known, of the other nothing is."""
+    rows = ["name,lr,val_accuracy,status,created,runtime", "good,0.1,0.9,finished,2024-03-01T10:00:00,1200"]
+    (project / "old.csv").write_text("\n".join([*rows, "bare,0.5,0.5,,,", "bad,0.7,0.1,crashed,,", ""]))
+    import_runs("csv", "old.csv", say=None)
+    return project
+
+
+def test_what_is_not_known_of_an_imported_run_is_stated_nowhere(two_rows):
+    assert invoked("queue", "bare") == "bare does not wait: it was imported, and is ended\n"
+    assert json.loads(invoked("queue", "bare", "--json"))["target"] is None
+    card = invoked("show", "bare")
+    assert "the table does not say how a run ended" in card and "nan" not in card
+    bare, good = (fsdl_dev.load_run(name) for name in ("bare", "good"))
+    assert (bare.seconds, bare.cost["seconds"], bare.cost["slots"]) == (None, None, None)
+    assert (good.seconds, good.cost["slot_hours"]) == (1200.0, None)
+    lines = {line.split()[0]: line for line in invoked("runs").splitlines()}
+    assert " ago" in lines["good"] and "20 min" in lines["good"] and " ago" not in lines["bare"]
+    difference = invoked("diff", "bare", "good")
+    assert "0.0 s" not in difference and difference.count("imported (csv), without its code") == 2
+    assert "0.0 s" not in invoked("compare", "bare", "good")
+    assert invoked("lineage", "bare").endswith("and made nothing that is recorded\n")
+    said = CliRunner().invoke(main, ["logs", "bare"])
+    assert said.stdout == "" and "its tracker kept no output" in said.stderr
+    shell = CliRunner().invoke(main, ["shell", "bare", "--command", "true"])
+    assert shell.exit_code == 3 and "gone" not in shell.output and "imported" in shell.output
+
+
+def test_the_pages_of_an_imported_run_offer_no_repetition_and_name_no_cause(two_rows):
+    invoked("share", "bare")
+    page = (two_rows / "bare.html").read_text()
+    assert "it cannot be repeated from here" in page and "fsdl reproduce" not in page
+    assert "no earlier run of the same job" in page, "which job a table's run was is not known"
+    assert "· ·" not in page and "0.0 s" not in page and str(two_rows) not in page
+    invoked("board", "board")
+    board = (two_rows / "board" / "index.html").read_text()
+    assert "the tracker does not say why" in board and "an error of the code" not in board
+    assert (
+        board.count("2024-03-01 10:00") == 1 and f">{time.strftime('%Y-%m-%d', time.gmtime())} " not in board
+    )
+
+
+def test_a_gap_in_the_steps_is_filled_by_the_epoch_else_by_the_row(project):
+    """And NaN is a value where it is written, a gap where its cell is empty."""
+    rows = ["step,epoch,loss,acc", "10,0,3.0,", ",1,nan,0.5", ",,1.0,0.6", "40,3,,0.7"]
+    (project / "gaps.csv").write_text("\n".join([*rows, ""]))
+    import_runs("csv", "gaps.csv", say=None)
+    log = fsdl_dev.load_run("gaps").path / "events" / "worker.jsonl"
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    points = [(one["step"], one.get("epoch"), one["values"]) for one in lines if one["kind"] == "metric"]
+    assert points == [
+        (10, 0.0, {"loss": 3.0}),
+        (1, 1.0, {"loss": "NaN", "acc": 0.5}),
+        (2, None, {"loss": 1.0, "acc": 0.6}),
+        (40, 3.0, {"acc": 0.7}),
+    ]

@@ -149,6 +149,8 @@ def _ask_run(reference: str) -> "RunWait":
 
     run = load_run(reference, say=lambda text: click.echo(text, err=True))
     view, target = run.view, run.target
+    if run.job.launch.imported:  # it never was on a target of ours
+        return RunWait(run.words, None, view.state or "new")
     if view.state != "queued":
         return RunWait(run.words, target.name, view.state or "new")
     jobs, mine = _own_job(run, target)
