@@ -93,7 +93,15 @@ def use_section(
         mfu = f"{one.mfu:.1%}" if one.mfu is not None else ""
         said = f"{_hours(saved)} h{f', {money}' if money else ''}" if saved else ""
         rows.append(
-            [one.group, _hours(one.hours), _percent(one.busy, one.hours), mfu, str(one.runs), said, worst]
+            [
+                one.group.partition(" <")[0],
+                _hours(one.hours),
+                _percent(one.busy, one.hours),
+                mfu,
+                str(one.runs),
+                said,
+                worst,
+            ]
         )
     found.rows = rows
     if causes := saved_by_cause(sums):

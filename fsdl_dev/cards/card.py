@@ -15,7 +15,7 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath
 from urllib.parse import quote
 
 from fsdl_dev.cards.elements import (
@@ -239,6 +239,15 @@ def _saved(run: Run) -> list[tuple[str, str]]:
     return saved
 
 
+def _sealed(view: RunView) -> str:
+    "What the worker measured itself, by which seal and of what."
+    newest, numbers = view.sealed.newest, view.sealed.values()
+    if newest is None or not numbers:
+        return ""
+    said = ", ".join(f"{name.rpartition('@')[0]} {say_number(value)}" for name, value in numbers.items())
+    return f"{said} · seal {newest.seal}, measured by the worker of {PurePath(newest.checkpoint or '').name}"
+
+
 def _earlier(job: JobRecord) -> Iterator[tuple[str, str]]:
     "The runs that this one goes on from or repeats, by their words; a step behind @."
     for name, verb in earlier_runs(job):
@@ -250,6 +259,7 @@ def _notes(run: Run, steps: list[Step], before: bool) -> list[tuple[str, str]]:
     "What is worth saying besides the metrics: where it comes from, the start, restarts, costs, speed and trackers."
     view = run.known
     facts = (
+        ("sealed", _sealed(view)),
         *_earlier(run.job),
         ("start", "" if before else way_line(steps)),
         ("restarts", say_restarts(view)),

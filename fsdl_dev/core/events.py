@@ -219,8 +219,13 @@ def _parsed(lines: list[bytes]) -> list[dict]:
 
 
 def _thinned(lines: list[bytes]) -> list[bytes]:
-    "Lines without progress that was replaced; the last two stay, for what the newest may leave out."
-    gone = set([at for at, line in enumerate(lines) if b'"kind": "progress"' in line[:64]][:-2])
+    """Lines without progress that was replaced; the last two stay, for what the newest may leave out.
+
+    The cells of a notebook are counted beside the steps of the training in them, and replace none of these.
+    """
+    told = [at for at, line in enumerate(lines) if b'"kind": "progress"' in line[:64]]
+    cells = [at for at in told if b'"stage": "cells"' in lines[at]]
+    gone = {*cells[:-2], *sorted({*told} - {*cells})[:-2]}
     return [line for at, line in enumerate(lines) if at not in gone] if gone else lines
 
 
