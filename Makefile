@@ -4,6 +4,8 @@ VENV ?= .venv
 # Half of the tests wait for hosts, clusters and time limits: two workers for each core, three for what waits most.
 CORES := $(shell $(PYTHON) -c 'import os; print(min(6, os.cpu_count() or 1))')
 WORKERS ?= $(shell expr 2 \* $(CORES))
+# Notebooks wait for the runs that they launch: three workers for two cores, which nbdev_test would not take by itself.
+NOTEBOOK_WORKERS ?= $(if $(filter command line environment,$(origin WORKERS)),$(WORKERS),$(shell expr \( 3 \* $(CORES) + 1 \) / 2))
 REST_WORKERS ?= $(if $(filter command line environment,$(origin WORKERS)),$(WORKERS),$(shell expr 3 \* $(CORES)))
 BIN := $(VENV)/bin
 QUICKSTART := nbs/tutorials/00_quickstart.ipynb
@@ -13,7 +15,7 @@ PYTEST = $(BIN)/python -m pytest --durations=15 $(if $(K),-k "$(K)") -n
 TIER = $(if $(LONG),,not long and )
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart test test-rest browser test-all costs coverage lint lab docs lock templates bench gpu prepare release clean
+.PHONY: help setup quickstart test notebooks test-rest browser test-all costs coverage lint lab docs lock templates bench gpu prepare release clean
 
 help:  ## List the commands
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +29,9 @@ quickstart: setup  ## Run the main job: launch a training from a notebook and br
 
 test: setup  ## Run the notebooks and the tests, with one run or more on each engine (minutes; prints the slowest 15)
 	@$(PYTEST) $(WORKERS) -m "$(TIER)(not slow or smoke)"
+
+notebooks: setup  ## Run every notebook in its own workers with nbdev_test (FLAGS=slow adds the slow cells)
+	@OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(BIN)/nbdev_test --n_workers $(NOTEBOOK_WORKERS) --flags "$(FLAGS)"
 
 test-rest: setup  ## Run what `make test` leaves out (SHARE=2/10 is the second tenth of it)
 	@$(PYTEST) $(REST_WORKERS) -m "$(TIER)(slow and not smoke)"

@@ -26,7 +26,6 @@ from ..core.files import ensure_private, open_private, replace_file
 from ..core.settings import find_project, open_store
 from ..core.text import say_some
 from ..core.units import say_bytes
-from ..data.corrections import MANIFEST, versions_folder
 from .intake import clean_picture, clean_text
 from .settings import FeedbackSettings, read_feedback_settings
 from ..worker.processes import exclusive
@@ -286,6 +285,9 @@ class FeedbackStore:
 
     def _versions_with(self, own_ids: set[str]) -> list[Path]:
         "The folders of the versions that hold some feedback."
+        # imports torch and Lightning, which takes seconds and no other command on feedback needs
+        from fsdl_dev.data.corrections import MANIFEST, versions_folder
+
         found = []
         for folder in sorted(versions_folder(self.project.store, self.name).glob("[0-9a-f]*")):
             text = (folder / MANIFEST).read_text(encoding="utf-8")

@@ -26,7 +26,7 @@ def parameters():
             yield pytest.param(notebook, "slow", id=f"{name} slow cells", marks=pytest.mark.slow)
 
 
-@pytest.mark.tier("long", "tutorials/05_*", "*slow cells", "tutorials/06_*", "tutorials/1[78]_*")
+@pytest.mark.tier("long", "planner/07_* slow cells")  # a plan of seven billion parameters
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("notebook", "flags"), list(parameters()))
 def test_notebook(notebook, flags):

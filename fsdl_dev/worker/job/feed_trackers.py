@@ -170,6 +170,14 @@ def _sqlite_file(uri: str) -> Path | None:
     return Path(path) if uri.startswith("sqlite:///") and path not in ("", ":memory:") else None
 
 
+def _leave_writing_to_the_end(connection: object, record: object) -> None:
+    """Let SQLite not wait for the disk after each of MLflow's hundred migrations: the file is thrown away where this
+    process does not come to its end.
+    """
+    if isinstance(connection, sqlite3.Connection):
+        connection.execute("PRAGMA synchronous = OFF")
+
+
 def _make_mlflow_file(
     path: Path,  # MLflow's SQLite file
     making: Path,  # a file that exists meanwhile
@@ -178,6 +186,8 @@ def _make_mlflow_file(
     if path.exists():
         return
     from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+    from sqlalchemy import event
+    from sqlalchemy.engine import Engine
 
     making.touch()
     try:
@@ -188,7 +198,13 @@ def _make_mlflow_file(
             for left in path.parent.glob(f"{path.name}.making*"):  # of a process that was killed
                 left.unlink()
             beside = path.with_name(f"{path.name}.making")
-            SqlAlchemyStore(f"sqlite:///{beside}", str(path.parent / "mlflow-files")).engine.dispose()
+            event.listen(Engine, "connect", _leave_writing_to_the_end)
+            try:
+                SqlAlchemyStore(f"sqlite:///{beside}", str(path.parent / "mlflow-files")).engine.dispose()
+            finally:
+                event.remove(Engine, "connect", _leave_writing_to_the_end)
+            with open(beside, "rb+") as whole:
+                os.fsync(whole.fileno())
             os.replace(beside, path)
     finally:
         making.unlink(missing_ok=True)
