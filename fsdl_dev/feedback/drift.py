@@ -128,9 +128,8 @@ def _told_apart(before: Features, now: Features) -> tuple[float, float, np.ndarr
         StandardScaler(), LogisticRegression(C=0.05, max_iter=500, class_weight="balanced")
     )
     folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=0)
-    with threadpool_limits(
-        1
-    ):  # rows so few: more threads take five times the processor time, and no less time
+    # the rows are few: more threads take five times the processor time, and no less time
+    with threadpool_limits(1):
         found: Any = cross_val_predict(classifier, rows, sides, cv=folds, method="predict_proba")
     scores = found[:, 1]
     chance = mannwhitneyu(scores[sides == 1], scores[sides == 0], alternative="greater").pvalue
