@@ -26,6 +26,7 @@ from .images import ImageFiles
 from .inputs import ImageInput, Takes
 from .loaders import DataParts, ItemIndex
 from fsdl_dev.data.others import (
+    BY_HAND,
     LOADERS,
     OtherData,
     has_loader,
@@ -192,9 +193,11 @@ class JoinedExamples(torch.utils.data.Dataset):
         return len(self.first) + len(self.second) * self.repeat
 
     def __getitem__(self, index: int) -> Any:
-        at = index - len(self.first)
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        at = (index if index >= 0 else index + len(self)) - len(self.first)
         if at < 0:
-            return self.first[index]
+            return self.first[index if index >= 0 else at + len(self.first)]
         at %= len(self.second)
         return self.second[ItemIndex(at, index.seed) if isinstance(index, ItemIndex) else at]
 
@@ -227,21 +230,37 @@ def _label(example: Any) -> Any:
     return example[1] if isinstance(example, (tuple, list)) and len(example) == 2 else None
 
 
+def _form(example: Any) -> tuple[Any, Any, Any]:
+    "What has to be equal in two examples: the shape and the type of what is given, the shape of the label."
+    label = _label(example)
+    if label is None:
+        return type(example).__name__, None, None
+    shape = tuple(getattr(example[0], "shape", ()))
+    shape = "any length" if len(shape) == 1 else shape  # a text is as long as it is
+    return (
+        shape,
+        str(getattr(example[0], "dtype", type(example[0]).__name__)),
+        tuple(getattr(label, "shape", ())),
+    )
+
+
+def _say_form(form: tuple[Any, Any, Any]) -> str:
+    given, kind, label = form
+    if kind is None:
+        return f"a {given}"
+    shape = given if isinstance(given, str) else list(given)
+    return f"a pair of {kind} {shape} and a label{f' of {list(label)}' if label else ''}"
+
+
 def _check_alike(data: DataParts | OtherData, own: Any, made: Any) -> None:
     "Raise FsdlError where a correction does not become what the data has."
-    shapes = [tuple(getattr(one[0], "shape", ())) if _label(one) is not None else None for one in (own, made)]
-    is_text = shapes[0] is not None and len(shapes[0]) == 1  # each as long as it is
-    if shapes[0] == shapes[1] or (is_text and len(shapes[1] or ()) == 1):
+    forms = _form(own), _form(made)
+    if forms[0] == forms[1]:
         return
-    say = lambda example, shape: (
-        f"a pair with {list(shape)}" if shape is not None else f"a {type(example).__name__}"
-    )
-    what = (
-        f"An example of the data is {say(own, shapes[0])}, and a correction becomes {say(made, shapes[1])}."
-    )
-    of = getattr(data, "data", data)
+    name = type(getattr(data, "data", data)).__name__
+    what = f"An example of {name} is {_say_form(forms[0])}, and a correction becomes {_say_form(forms[1])}."
     fix = "its takes = fsdl_dev.ImageInput(classes, size=..., mean=(...)) as its transform does it, or its own method"
-    raise FsdlError(what, where=f"takes of {type(of).__name__}", fix=f"{fix} example(self, given, label)")
+    raise FsdlError(what, where=f"takes of {name}", fix=f"{fix} example(self, given, label)")
 
 
 def _fitting(data: Any, version: FeedbackVersion) -> DataParts | OtherData:
@@ -249,8 +268,7 @@ def _fitting(data: Any, version: FeedbackVersion) -> DataParts | OtherData:
     parts = parts_of(data)
     if parts.takes is None or not parts.takes.classes:
         what = f"Corrections cannot be added to a {type(data).__name__} by themselves."
-        fix = "fsdl_dev.feedback_version().part('train')   (files and labels, to be added in the data's own way)"
-        raise FsdlError(what, where="with_feedback", fix=fix)
+        raise FsdlError(what, where="with_feedback", fix=BY_HAND)
     if parts.takes.kind != version.kind:
         what = (
             f"{version.reference} has inputs of kind {version.kind}, and the data takes {parts.takes.kind}."
@@ -262,8 +280,25 @@ def _fitting(data: Any, version: FeedbackVersion) -> DataParts | OtherData:
 def _joined_loader(method: Any, parts: OtherData, added: list[Correction], times: int, where: str) -> Any:
     "What a loader's method returns, with corrections behind its examples."
     loader = one_loader(method(), where)
+    if loader is None:
+        return None
     own: Any = loader.dataset
     return with_examples(loader, JoinedExamples(own, _examples(parts, added, own), times), where)
+
+
+def _add(parts: DataParts | OtherData, part: str, added: list[Correction], times: int) -> None:
+    "Put corrections behind the examples of a part, each so many times."
+    if isinstance(parts, DataParts):
+        own = parts.parts[part]
+        parts.parts[part] = JoinedExamples(own, _examples(parts, added, own), times)
+        return
+    name = LOADERS[part]
+    method = getattr(parts.data, name)
+    if isinstance(method, partial) and method.func is _joined_loader:  # of a cell that was run before
+        method = method.args[0]
+    where = f"{type(parts.data).__name__}.{name}"
+    # a partial function: Lightning asks a loader's method for its code, and a strategy may pickle it
+    setattr(parts.data, name, partial(_joined_loader, method, parts, added, times, where))
 
 
 def with_feedback(
@@ -279,24 +314,21 @@ def with_feedback(
     found = feedback_version(version)
     if found is None:
         return data
-    parts = _fitting(data, found)
-    whole = data.digest if isinstance(parts, DataParts) and getattr(data, "digest_is_cheap", True) else ""
+    own = getattr(data, "_orig_mod", data)  # of torch.compile, which Lightning takes off
+    parts = _fitting(own, found)
+    if found.part("train") and not has_loader(own, "train"):
+        what = f"{type(own).__name__} has no train_dataloader that corrections can be added to."
+        raise FsdlError(what, where="with_feedback", fix="with_feedback(DATA) of what has the loader")
+    whole = own.digest if isinstance(parts, DataParts) and getattr(own, "digest_is_cheap", True) else ""
     for part in ("train", "validation"):
-        added, times = found.part(part), repeat if part == "train" else 1
-        if not added or (isinstance(parts, OtherData) and not has_loader(data, part)):
-            continue
-        if isinstance(parts, DataParts):
-            own = parts.parts[part]
-            parts.parts[part] = JoinedExamples(own, _examples(parts, added, own), times)
-        else:
-            name = LOADERS[part]
-            where = f"{type(data).__name__}.{name}"
-            setattr(data, name, partial(_joined_loader, getattr(data, name), parts, added, times, where))
-        before = sources_of(data).get(part, "the data")
-        say_source(data, part, f"{before}, and {len(added)} corrections of {found.reference}")
+        added = found.part(part)
+        if added and has_loader(own, part):
+            _add(parts, part, added, repeat if part == "train" else 1)
+            more = f", and {len(added)} corrections of {found.reference}"
+            say_source(own, part, sources_of(own).get(part, "the data").removesuffix(more) + more)
     if isinstance(parts, DataParts):
         both = (("data", whole), ("version", found.digest))
-        vars(data)["digest"] = data_digest("with feedback", {"repeat": repeat}, both) if whole else ""
+        vars(own)["digest"] = data_digest("with feedback", {"repeat": repeat}, both) if whole else ""
     return data
 
 

@@ -180,9 +180,8 @@ class _Events:
         self.kept += 1
         t = min(fallback if point.t is None else point.t, self.now)
         event = Metric(t=t, step=point.step, epoch=point.epoch, values=point.values, source=self.tracker)
-        if all(
-            map(math.isfinite, point.values.values())
-        ):  # as JSON has them: a third of the time of an import
+        numbers = (*point.values.values(), t, point.epoch or 0, point.step or 0)
+        if all(map(math.isfinite, numbers)):  # as JSON has them: a third of the time of an import
             self._line(event.line())
         else:
             self.write(event)

@@ -25,8 +25,7 @@ from pytorch_lightning.loggers.logger import DummyLogger
 
 from ..core.event_kinds import Data, Event, Metric, Progress, Stage
 from ..core.events import EventWriter, current_run_dir, current_writer
-from ..data.inputs import Takes
-from ..data.others import sizes_of, sources_of
+from ..data.others import sizes_of, sources_of, takes_of
 from .cadence import metric_interval
 from .loggers import as_number
 
@@ -270,12 +269,14 @@ class RunEvents(pl.Callback):
 
     def _write_data_digest(self, trainer: pl.Trainer) -> None:
         "Write the digest of the data, computed in a thread."
-        data: Any = cast(Any, trainer).datamodule or trainer.lightning_module
-        known = getattr_static(data, "digest", None)  # without asking for it, which would read the data here
-        view, sources = getattr(data, "feature_view", None), sources_of(data)
-        takes = found.to_dict() if isinstance(found := getattr(data, "takes", None), Takes) else None
+        own = cast(Any, trainer).datamodule
+        data: Any = own if own is not None else trainer.lightning_module
+        # without asking for it, which would read the data here; a LightningModule's means something else
+        known = getattr_static(data, "digest", None) if own is not None else None
+        view, takes, sources = getattr(own, "feature_view", None), takes_of(data), sources_of(data)
         if self.writer is not None and trainer.is_global_zero and (known or view or takes or sources):
-            told = {"name": type(data).__name__, "splits": sizes_of(data), "sources": sources, "takes": takes}
+            told = {"name": type(data).__name__, "splits": sizes_of(data), "sources": sources}
+            told |= {"takes": takes.to_dict() if takes else None}
             told |= {"feature_view": str(view)} if view else {}
             digest = lambda: data.digest if known and getattr(data, "digest_is_cheap", True) else None
             write = lambda: self._write(Data(digest=digest(), **told))

@@ -6,6 +6,7 @@
 __all__ = ['AtomicCheckpointIO', 'Announcer', 'class_path', 'warn', 'RunCheckpoint', 'FitCheckpoint', 'StopOnSigterm']
 
 # %% ../../../nbs/train/checkpoints/03_one_file.ipynb #f55d16a4
+import builtins
 import json
 import math
 import os
@@ -114,7 +115,7 @@ def _identity(path: Path) -> tuple:
 def class_path(instance: object) -> str:  # "package.module:Class"
     "Where an object's class can be imported from: of an exported cell that a notebook job ran, the package's module."
     module, name = type(instance).__module__, type(instance).__qualname__
-    if module == "__main__":
+    if module == "__main__" and hasattr(builtins, "get_ipython"):  # no script that the notebook started
         module = json.loads(os.environ.get(Env.EXPORTED) or "{}").get(name, module)
     return f"{module}:{name}"
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from ...core.errors import FsdlError, did_you_mean
 from ...core.files import is_url
-from ...models.checkpoints import PLAIN_SETTINGS, load_into, opaque_in, read_file, read_state_dict
+from ...models.checkpoints import PLAIN_SETTINGS, load_into, read_file, read_state_dict, unbuilt_in
 
 # %% ../../../nbs/train/checkpoints/09_weights.ipynb #93579dba
 def read_checkpoint(
@@ -95,9 +95,12 @@ def _from_transformers(folder: Path, cls: str) -> Any:
     return kind.from_pretrained(folder, local_files_only=True).eval()
 
 
-def _saved_settings(content: dict) -> dict[str, Any]:
+def _saved_settings(content: dict, cls: type[nn.Module]) -> dict[str, Any]:
     "The settings in a checkpoint, without what its training started from: the checkpoint has these weights."
-    saved = dict(content.get("hyper_parameters") or {})
+    told = content.get("hyper_parameters")
+    saved = dict(told) if isinstance(told, dict) else {}  # else an object, such as a whole configuration
+    if (name := content.get("hparams_name")) in inspect.signature(cls).parameters and name != "kwargs":
+        saved = {str(name): saved}  # the class takes them all as one argument
     if isinstance(of_model := saved.get("model_settings"), dict):
         starts = ("pretrained", "checkpoint")
         saved["model_settings"] = {key: value for key, value in of_model.items() if key not in starts}
@@ -117,7 +120,7 @@ def _refuse_unknown_setting(cls: type[nn.Module], settings: dict[str, Any], wher
 
 def _refuse_objects(cls: type[nn.Module], settings: dict[str, Any], where: str) -> None:
     "Raise FsdlError for a setting that was an object, which no file is trusted to build."
-    held = {name: found.name for name, value in settings.items() if (found := opaque_in(value)) is not None}
+    held = {name: found.name for name, value in settings.items() if (found := unbuilt_in(value)) is not None}
     if not held:
         return
     said = ", ".join(f"{name} (a {kind.rpartition('.')[2]})" for name, kind in held.items())
@@ -164,7 +167,10 @@ def load_weights(
             fix="run.load(..., cls=TheClass); what torch has not saved is read by its own framework",
         )
     content = read_checkpoint(path)
+    if not isinstance(content["state_dict"], dict) or unbuilt_in(content["state_dict"]):
+        what = "The weights in the file are objects of other classes, which no file is trusted to build."
+        raise FsdlError(what, where=str(path), fix=PLAIN_SETTINGS)
     found = _import_class(cls) if isinstance(cls, str) else cls
-    module = _built(found, {**_saved_settings(content), **settings}, str(path))
+    module = _built(found, {**_saved_settings(content, found), **settings}, str(path))
     load_into(module, content["state_dict"], source=str(path))
     return module.eval()

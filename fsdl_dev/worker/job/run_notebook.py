@@ -226,12 +226,12 @@ def _exported_classes(path: Path) -> dict[str, str]:  # name -> module
     if project.package is None:
         return {}
     for cell in book.code:
-        target = cell.target or book.default_exp
-        if not cell.exported or not target:
-            continue
         names = [node.name for node in _statements(cell.source) if isinstance(node, ast.ClassDef)]
-        found |= dict.fromkeys(names, project.module_name(target))
-    return found
+        target = cell.target or book.default_exp if cell.exported else None
+        found |= dict.fromkeys(names, project.module_name(target) if target else "")
+    return {
+        name: module for name, module in found.items() if module
+    }  # not of a later cell that is not exported
 
 
 def _execute(client, index: int, cell, target: Path) -> Exception | None:
