@@ -387,6 +387,7 @@ class Wandb(Tracker):
         self._files, self._run_dir = wandb.Artifact, run
         self._run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT") or project_name(run),
+            dir=str(folder),  # not that of a session before it in this process
             **{"id": run.id, "name": run_words(run.id), "resume": "allow", "config": description.config()},
             **{
                 "tags": _wandb_tags(description),
