@@ -108,7 +108,7 @@ def save_model(path: Path, good: bool = True) -> None:
     torch.save({"state_dict": state, "pytorch-lightning_version": "2.6"}, path)
 
 
-def made_run(root: Path, good: bool = True, reported: float = 0.8, train: str = "") -> RunDir:
+def made_run(root: Path, good: bool = True, reported: float = 0.8, train: str = "", test: str = "") -> RunDir:
     """A run of the project whose training has just ended."""
     project = find_project(root)
     store = open_store(project)
@@ -127,7 +127,12 @@ def made_run(root: Path, good: bool = True, reported: float = 0.8, train: str = 
     save_model(path, good)
     log = run.writer("rank0", 0)
     log.write(
-        Data(name="digits", digest="d1", splits={"train": 2}, sources={"train": train} if train else None)
+        Data(
+            name="digits",
+            digest="d1",
+            splits={"train": 2},
+            sources={split: place for split, place in (("train", train), ("test", test)) if place} or None,
+        )
     )
     log.write(Metric(step=10, values={"accuracy": reported}))
     told = {

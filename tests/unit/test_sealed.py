@@ -213,6 +213,29 @@ def test_the_training_folder_is_named(tmp_path):
     assert "are in the training" in refusal_of(root, run)
 
 
+def test_rows_of_the_test_in_a_table_of_the_training_are_counted(tmp_path):
+    "A training file with the test's rows in it is named; a few equal rows, as any data has, are a number."
+    rows = [f"{number},{number % 3},{int(number % 3 > number)}" for number in range(1, 31)]
+    for shared, named in ((2, False), (20, True)):
+        root = made.make_project(tmp_path / f"shared{shared}")
+        (root / "data" / "test.csv").write_text("\n".join(["0.5,0,0", *rows]))
+        (root / "data" / "train.csv").write_text("\n".join(["0.25,0,0", "100,0,0", *rows[-shared:]]))
+        run = made.made_run(root, train=str(root / "data" / "train.csv"))
+        made.end(run, root)
+        assert json.loads((run.path / measure.RECORD).read_text())["rows"] == str(shared)
+        assert (f"{shared} of 30 lines of the test's tables" in problems_of(run)) is named
+
+
+def test_a_file_that_the_data_module_splits_is_no_alarm(tmp_path):
+    "One file for training and test: which of its rows were trained on is not known, and is said so."
+    root = made.make_project(tmp_path / "project")
+    own = str(root / "data" / "test.csv")
+    run = made.made_run(root, train=own, test=own)
+    made.end(run, root)
+    assert not problems_of(run)
+    assert json.loads((run.path / measure.RECORD).read_text())["rows"] == "unknown"
+
+
 # ---- attacks on the log, the record and the checkpoint
 
 

@@ -248,18 +248,42 @@ def _contents(places: Iterable[str]) -> dict[str, str]:  # SHA-256 -> file
     return found
 
 
+_TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".txt")
+_MOST_TABLE_BYTES = 1e9
+_FEW_LINES = 10
+# of the lines of a test: natural data repeats some rows, and a training that was given the test repeats most
+_TOO_MANY = 0.2
+
+
+def _lines(files: Iterable[str]) -> set[bytes]:
+    "The lines of tables of text, but not their first ones, which name columns. Empty where there is too much to read."
+    tables = [Path(file) for file in files if file.endswith(_TABLES)]
+    if sum(table.stat().st_size for table in tables) > _MOST_TABLE_BYTES:
+        return set()
+    return {line.strip() for table in tables for line in table.read_bytes().splitlines()[1:] if line.strip()}
+
+
 def _in_training(
-    data: Mapping[str, str], trained_on: Iterable[str]
-) -> tuple[str, list[str]]:  # how many, and a problem
-    "Which of the test files the training had."
+    data: Mapping[str, str],  # the test's files, relative to the folder -> SHA-256
+    folder: Path,
+    trained_on: Iterable[str],
+) -> tuple[str, list[str]]:  # how many rows or files, and a problem
+    "Which of the test's files, and of the lines of its tables, the training had."
     train = _contents(trained_on)
     if not train or not data:
         return "unknown", []
     both = sorted(path for path, digest in data.items() if digest in train)
-    if not both:
-        return "0", []
-    example = f"{both[0]} is {train[data[both[0]]]}"
-    return str(len(both)), [f"{len(both)} of {len(data)} files of the test are in the training: {example}"]
+    if both:
+        example = f"{both[0]} is {train[data[both[0]]]}"
+        return str(len(both)), [
+            f"{len(both)} of {len(data)} files of the test are in the training: {example}"
+        ]
+    test = _lines(str(folder / path) for path in data)
+    shared = test & _lines(train.values()) if test else set()
+    if len(test) >= _FEW_LINES and len(shared) >= _TOO_MANY * len(test):
+        said = f"{len(shared):,} of {len(test):,} lines of the test's tables are in those of the training"
+        return str(len(shared)), [said]
+    return str(len(shared)), []
 
 
 def _measured(
@@ -273,7 +297,7 @@ def _measured(
         if not digest
     ]
     variables = {name: given[name] for name in program.variables if name in given}
-    rows, shared = _in_training(known["data"], trained_on)
+    rows, shared = _in_training(known["data"], folder, trained_on)
     about = {"code": program.code, "variables": variables, **known}
     return Measured(
         seal=seal_of(about) if answer.get("packages") is not None else "",
