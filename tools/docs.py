@@ -24,6 +24,7 @@ from walk import report_walk
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = ROOT / "nbs"
+COMMANDS = "/cli/"  # in the address of a page on commands
 # The guides by the reader's task. A guide that is named nowhere stands with the first ones.
 GUIDES = {
     "Tutorials": (
@@ -218,7 +219,11 @@ def preprocess(workers: int = min(4, os.cpu_count() or 1)) -> Path:
     refresh_quarto_yml()
     shutil.rmtree(proc, ignore_errors=True)
     write_reference(proc / "reference")
-    NbdevLookup()
+    names = NbdevLookup().syms  # kept by nbdev for every page
+    for name in [one for one, place in names.items() if COMMANDS in str(place)]:
+        del names[
+            name
+        ]  # a word such as `dataset` means no command: those are in the reference, by `fsdl NAME`
     tasks, hidden = {}, ("_proc", "_docs", "_site")
     with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
         for source in [*nbglob(folder, func=Path, file_glob="", file_re=""), folder / "_quarto.yml"]:

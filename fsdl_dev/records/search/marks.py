@@ -23,10 +23,10 @@ def read_marks(index: sqlite3.Connection) -> dict[str, int]:  # run -> its mark
 
 def read_fitting(
     index: sqlite3.Connection,
-    where: str | None = None,  # a condition, as `RunStore.query` takes it
-    sort: str | None = None,  # a name, as `RunStore.query` takes it
+    where: str | None = None,  # a condition, as a store's query takes it
+    sort: str | None = None,  # a name, as a store's query takes it
 ) -> list[str]:
-    "The runs that fit, in the order of `RunStore.query`. Raises FsdlError for a condition or name that is none."
+    "The runs that fit, in the order of a store's query. Raises FsdlError for a condition or name that is none."
     names = IndexNames(index)
     sql, values = names.conditions(where)
     order = f"{names.order(sort)}, id DESC" if sort else "id DESC"
