@@ -220,10 +220,9 @@ def preprocess(workers: int = min(4, os.cpu_count() or 1)) -> Path:
     shutil.rmtree(proc, ignore_errors=True)
     write_reference(proc / "reference")
     names = NbdevLookup().syms  # kept by nbdev for every page
+    # a word such as `dataset` means no command: those are in the reference, by `fsdl NAME`
     for name in [one for one, place in names.items() if COMMANDS in str(place)]:
-        del names[
-            name
-        ]  # a word such as `dataset` means no command: those are in the reference, by `fsdl NAME`
+        del names[name]
     tasks, hidden = {}, ("_proc", "_docs", "_site")
     with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
         for source in [*nbglob(folder, func=Path, file_glob="", file_re=""), folder / "_quarto.yml"]:

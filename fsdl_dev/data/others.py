@@ -45,7 +45,7 @@ class _Parts(Mapping):
 
     def __getitem__(self, part: str) -> Any:
         found = self._loader(part) if part in LOADERS else None
-        return found.dataset if found else ()
+        return found.dataset if found is not None else ()
 
     def __iter__(self) -> Iterator[str]:
         return iter(LOADERS)
@@ -87,7 +87,7 @@ class OtherData:
     def collate(self) -> Any:
         "How the examples of the test become a batch."
         loaders = (self.loader(name) for name in ("test", "validation", "train"))
-        return next((one.collate_fn for one in loaders if one), None)
+        return next((one.collate_fn for one in loaders if one is not None), None)
 
     def example(self, given: Any, label: str) -> Any:
         "A picture or a text of a person, with the number of its label, as the parts have their examples."
@@ -191,4 +191,4 @@ def say_source(data: Any, part: str, text: str) -> None:
     if isinstance(data, DataParts):
         data.sources[part] = text
     else:  # an attribute `sources` of someone's own class may mean something else
-        getattr(data, "_orig_mod", data).__dict__.setdefault("_fsdl_sources", {})[part] = text
+        vars(data).setdefault("_fsdl_sources", {})[part] = text

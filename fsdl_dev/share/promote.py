@@ -91,9 +91,12 @@ def _file_checks(run: Run, checkpoint: Checkpoint, policy: Policy) -> list[Check
     if any(check.failed for check in checks) or str(checkpoint.path).endswith(".safetensors"):
         return checks
     try:
+        from fsdl_dev.models.checkpoints import PLAIN_SETTINGS, unbuilt_in
         from fsdl_dev.train.checkpoints.weights import read_checkpoint
 
-        read_checkpoint(checkpoint.path)
+        if held := unbuilt_in(read_checkpoint(checkpoint.path)):
+            what = f"{checkpoint.name} holds an object besides weights and settings: {held.name}"
+            checks.append(Check("format", "fail", what, str(checkpoint.path), PLAIN_SETTINGS))
     except FsdlError as error:
         checks.append(Check("format", "fail", error.what, error.where, error.fix))
     return checks

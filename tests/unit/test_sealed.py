@@ -226,14 +226,14 @@ def test_rows_of_the_test_in_a_table_of_the_training_are_counted(tmp_path):
         assert (f"{shared} of 30 lines of the test's tables" in problems_of(run)) is named
 
 
-def test_a_file_that_the_data_module_splits_is_no_alarm(tmp_path):
-    "One file for training and test: which of its rows were trained on is not known, and is said so."
+def test_a_file_that_the_data_module_splits_is_named_with_a_way_out(tmp_path):
+    "One file for training and test: its rows cannot be told apart, whatever the training says of them."
     root = made.make_project(tmp_path / "project")
     own = str(root / "data" / "test.csv")
     run = made.made_run(root, train=own, test=own)
     made.end(run, root)
-    assert not problems_of(run)
-    assert json.loads((run.path / measure.RECORD).read_text())["rows"] == "unknown"
+    assert "1 of 1 files of the test are in the training" in problems_of(run)
+    assert "write the test's rows to a file of their own" in problems_of(run)
 
 
 # ---- attacks on the log, the record and the checkpoint

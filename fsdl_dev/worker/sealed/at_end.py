@@ -63,13 +63,9 @@ def trained_on(run: RunDir, folder: Path) -> list[str]:
     "Files and folders that the data modules name as the source of their training split."
     found = []
     for event in read_kinds(run.events, Data):
-        sources = event.sources or {}
-        own = {
-            source for split, source in sources.items() if split.startswith("test")
-        }  # a file that is split
-        for split, source in sources.items():
+        for split, source in (event.sources or {}).items():
             place = folder / str(source)
-            if split.startswith("train") and source not in own and place.exists():
+            if split.startswith("train") and place.exists():
                 found.append(str(place))
     return found
 

@@ -251,15 +251,16 @@ def _contents(places: Iterable[str]) -> dict[str, str]:  # SHA-256 -> file
 _TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".txt")
 _MOST_TABLE_BYTES = 1e9
 _FEW_LINES = 10
+_OWN_FILE = "of one file that is split, write the test's rows to a file of their own"
 # of the lines of a test: natural data repeats some rows, and a training that was given the test repeats most
 _TOO_MANY = 0.2
 
 
-def _lines(files: Iterable[str]) -> set[bytes]:
-    "The lines of tables of text, but not their first ones, which name columns. Empty where there is too much to read."
+def _lines(files: Iterable[str]) -> set[bytes] | None:  # None: there is too much to read
+    "The lines of tables of text, but not their first ones, which name columns."
     tables = [Path(file) for file in files if file.endswith(_TABLES)]
     if sum(table.stat().st_size for table in tables) > _MOST_TABLE_BYTES:
-        return set()
+        return None
     return {line.strip() for table in tables for line in table.read_bytes().splitlines()[1:] if line.strip()}
 
 
@@ -276,10 +277,12 @@ def _in_training(
     if both:
         example = f"{both[0]} is {train[data[both[0]]]}"
         return str(len(both)), [
-            f"{len(both)} of {len(data)} files of the test are in the training: {example}"
+            f"{len(both)} of {len(data)} files of the test are in the training: {example}; {_OWN_FILE}"
         ]
-    test = _lines(str(folder / path) for path in data)
-    shared = test & _lines(train.values()) if test else set()
+    test, known = _lines(str(folder / path) for path in data), _lines(train.values())
+    if test is None or known is None:
+        return "unknown", []
+    shared = test & known
     if len(test) >= _FEW_LINES and len(shared) >= _TOO_MANY * len(test):
         said = f"{len(shared):,} of {len(test):,} lines of the test's tables are in those of the training"
         return str(len(shared)), [said]
