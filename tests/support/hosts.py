@@ -66,8 +66,17 @@ def _sweep() -> None:
             _run("ip", "netns", "del", name, check=False)
     for link in json.loads(_run("ip", "-j", "link", "show", "type", "bridge", check=False) or "[]"):
         name = link["ifname"]
-        if name.startswith("fsb") and name[3:].isdigit() and not os.path.exists(f"/proc/{name[3:]}"):
-            _run("ip", "link", "del", name, check=False)
+        owner = name.removeprefix("fsb").rstrip("abcdefghijklmnopqrstuvwxyz")
+        if name.startswith("fsb") and owner.isdigit() and not os.path.exists(f"/proc/{owner}"):
+            _change_addresses("ip", "link", "del", name, check=False)
+
+
+def _change_addresses(*words: str, check: bool = True) -> None:
+    "Add or remove an address of this machine, while no browser is open."
+    from network import changed_addresses  # not above: a host's first process runs this file alone
+
+    with changed_addresses():
+        _run(*words, check=check)
 
 
 def _free_subnet() -> str:
@@ -330,12 +339,15 @@ class Machines:
     def _wire(self, prefix: str) -> None:
         self.bridge += self.key
         _run("ip", "link", "add", self.bridge, "type", "bridge")
-        _run("ip", "addr", "add", f"{prefix}.1/24", "dev", self.bridge)
+        # else the kernel gives it an address of its own some seconds later
+        _run("ip", "link", "set", self.bridge, "addrgenmode", "none")
+        _change_addresses("ip", "addr", "add", f"{prefix}.1/24", "dev", self.bridge)
         _run("ip", "link", "set", self.bridge, "up")
         for host in self.hosts.values():
             inner = f"{host.link}i"
             _run("ip", "netns", "add", host.space)
             _run("ip", "link", "add", host.link, "type", "veth", "peer", "name", inner, "netns", host.space)
+            _run("ip", "link", "set", host.link, "addrgenmode", "none")
             _run("ip", "link", "set", host.link, "master", self.bridge, "up")
             for words in (
                 ("addr", "add", f"{host.address}/24", "dev", inner),
@@ -385,7 +397,7 @@ class Machines:
                 _run("ip", "netns", "del", host.space, check=False)
                 _run("ip", "link", "del", host.link, check=False)
         if self.real:
-            _run("ip", "link", "del", self.bridge, check=False)
+            _change_addresses("ip", "link", "del", self.bridge, check=False)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ import urllib.request
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from network import steady_addresses
 from ports import free_port
 
 PATIENCE = int(os.environ.get("PATIENCE", 240))  # seconds; a page or a kernel that needs more has failed
@@ -139,7 +140,7 @@ def browser_page(width: int = 1300, height: int = 1000, scale: float = 1.0):
     from playwright.sync_api import expect, sync_playwright
 
     expect.set_options(timeout=PATIENCE * 1000)
-    with sync_playwright() as playwright:
+    with steady_addresses(), sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=CHROMIUM, headless=True, args=QUIET, timeout=PATIENCE * 1000
         )
