@@ -9,7 +9,7 @@ __all__ = ['EpochOrder', 'ItemIndex', 'isolated_randomness', 'item_randomness', 
 # %% ../../nbs/data/01_loaders.ipynb #28f0ba2a
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, TypedDict
@@ -219,6 +219,22 @@ class DataParts(LightningDataModule):
     def example(self, given: Any, label: str) -> tuple:
         "A picture or a text of a person, with the number of its label, as the parts have their examples."
         return self.takes(given), self.takes.number(label)
+
+    def has(self, part: str) -> bool:
+        "Whether there are examples of a part."
+        return part in self.parts
+
+    def grow(
+        self,
+        part: str,
+        grown: Callable[[Any], Any],  # of the data set that is there: the one that takes its place
+    ) -> None:
+        "Give a part more examples."
+        self.parts[part] = grown(self.parts[part])
+
+    def say_source(self, part: str, text: str) -> None:
+        "Note where a part's examples came from, for the run's record."
+        self.sources[part] = text
 
     def _loader(self, name: str):
         how = {"train": name == "train", "num_workers": self.num_workers, "collate_fn": self.collate}

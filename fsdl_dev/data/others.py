@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['LOADERS', 'BY_HAND', 'has_loader', 'OtherData', 'one_loader', 'with_examples', 'parts_of', 'takes_of', 'sources_of',
-           'sizes_of', 'say_source']
+           'sizes_of']
 
 # %% ../../nbs/data/08_others.ipynb #5576d53e
 import contextlib
-from collections.abc import Iterator, Mapping, Sized
-from functools import cache, cached_property
+from collections.abc import Callable, Iterator, Mapping, Sized
+from functools import cache, cached_property, partial
 from typing import Any
 
 from torch import nn
@@ -83,6 +83,27 @@ class OtherData:
         "The data sets behind the loaders."
         return _Parts(self.loader)
 
+    def has(self, part: str) -> bool:
+        "Whether there is a loader of a part."
+        return has_loader(self.data, part)
+
+    def grow(
+        self,
+        part: str,
+        grown: Callable[[Any], Any],  # of the data set behind the loader: the one that takes its place
+    ) -> None:
+        "Give a part more examples, in each loader that its method makes from now on."
+        name = LOADERS[part]
+        method = getattr(self.data, name)
+        if isinstance(method, partial) and method.func is _grown_loader:  # of a cell that was run before
+            method = method.args[0]
+        # a partial function: Lightning asks a loader's method for its code, and a strategy may pickle it
+        setattr(self.data, name, partial(_grown_loader, method, grown, f"{type(self.data).__name__}.{name}"))
+
+    def say_source(self, part: str, text: str) -> None:
+        "Note where a part's examples came from; an attribute `sources` of someone's own class may mean another thing."
+        vars(self.data).setdefault("_fsdl_sources", {})[part] = text
+
     @cached_property
     def collate(self) -> Any:
         "How the examples of the test become a batch."
@@ -141,6 +162,12 @@ def with_examples(loader: DataLoader, dataset: Any, where: str) -> DataLoader:
     settings.setdefault("generator", getattr(loader.sampler, "generator", None))
     return DataLoader(dataset, loader.batch_size, shuffle=_is_shuffled(loader, where), **settings)
 
+
+def _grown_loader(method: Any, grown: Callable[[Any], Any], where: str) -> Any:
+    "What a loader's method returns, over a data set that has grown."
+    loader = one_loader(method(), where)
+    return None if loader is None else with_examples(loader, grown(loader.dataset), where)
+
 # %% ../../nbs/data/08_others.ipynb #c5b6eda7
 def parts_of(data: Any) -> DataParts | OtherData:
     "The parts of a data module of anyone. Raises FsdlError for what is none, or does not say what it takes."
@@ -184,11 +211,3 @@ def sizes_of(data: Any) -> dict[str, int]:  # part -> examples
 def _is_data(data: Any) -> bool:
     "Whether it is a data module: a LightningModule's attributes have meanings of their own."
     return not isinstance(data, nn.Module)
-
-
-def say_source(data: Any, part: str, text: str) -> None:
-    "Note where a part's examples came from, for the run's record."
-    if isinstance(data, DataParts):
-        data.sources[part] = text
-    else:  # an attribute `sources` of someone's own class may mean something else
-        vars(data).setdefault("_fsdl_sources", {})[part] = text

@@ -16,14 +16,13 @@ from pathlib import Path
 from ..checks.fields import owner_of
 from ..core.errors import FsdlError
 from ..core.files import clone_file, ensure_private, replacing
+from ..core.protocol import FEEDBACK_VERSION, feedback_versions
 from fsdl_dev.data.corrections import (
-    MANIFEST,
     Correction,
     FeedbackVersion,
     part_of,
     read_version,
     version_digest,
-    versions_folder,
 )
 from .store import Feedback, FeedbackStore
 
@@ -56,7 +55,7 @@ def make_version(
     ]
     kind = next(iter(chosen.values())).kind
     digest = version_digest(store.name, kind, made)
-    folder = versions_folder(store.project.store, store.name) / digest[:16]
+    folder = feedback_versions(store.project.store, store.name) / digest[:16]
     if not folder.is_dir():
         ensure_private(folder.parent)
         _write(folder, store, kind, digest, made, list(chosen.values()), who or owner_of(store.project))
@@ -85,7 +84,7 @@ def _write(
     ensure_private(beside)
     for one in made:
         clone_file(one.file, beside / one.file.name)
-    with replacing(beside / MANIFEST) as path:
+    with replacing(beside / FEEDBACK_VERSION) as path:
         path.write_text(json.dumps(head, indent=1, ensure_ascii=False), encoding="utf-8")
     if folder.is_dir():  # another process has made the same one meanwhile
         shutil.rmtree(beside)
@@ -95,6 +94,8 @@ def _write(
 
 def list_versions(store: FeedbackStore) -> list[FeedbackVersion]:
     "The versions that are here, oldest first."
-    folders = versions_folder(store.project.store, store.name).glob("[0-9a-f]*")
-    found = [(json.loads((one / MANIFEST).read_text(encoding="utf-8"))["made"], one) for one in folders]
+    folders = feedback_versions(store.project.store, store.name).glob("[0-9a-f]*")
+    found = [
+        (json.loads((one / FEEDBACK_VERSION).read_text(encoding="utf-8"))["made"], one) for one in folders
+    ]
     return [read_version(folder) for _, folder in sorted(found)]

@@ -23,6 +23,7 @@ from PIL import Image
 
 from ..core.errors import FsdlError
 from ..core.files import ensure_private, open_private, replace_file
+from ..core.protocol import FEEDBACK_VERSION, feedback_versions
 from ..core.settings import find_project, open_store
 from ..core.text import say_some
 from ..core.units import say_bytes
@@ -285,12 +286,9 @@ class FeedbackStore:
 
     def _versions_with(self, own_ids: set[str]) -> list[Path]:
         "The folders of the versions that hold some feedback."
-        # imports torch and Lightning, which takes seconds and no other command on feedback needs
-        from fsdl_dev.data.corrections import MANIFEST, versions_folder
-
         found = []
-        for folder in sorted(versions_folder(self.project.store, self.name).glob("[0-9a-f]*")):
-            text = (folder / MANIFEST).read_text(encoding="utf-8")
+        for folder in sorted(feedback_versions(self.project.store, self.name).glob("[0-9a-f]*")):
+            text = (folder / FEEDBACK_VERSION).read_text(encoding="utf-8")
             if own_ids & {str(one.get("id")) for one in json.loads(text)["items"]}:
                 found.append(folder)
         return found
