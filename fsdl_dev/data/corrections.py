@@ -25,7 +25,7 @@ from .digest import data_digest
 from .images import ImageFiles
 from .inputs import ImageInput, Takes
 from .loaders import DataParts, ItemIndex
-from .others import BY_HAND, OtherData, parts_of, sources_of
+from .others import BY_HAND, OtherData, parts_of
 from .text import ChatInput, TextInput
 
 # %% ../../nbs/data/09_corrections.ipynb #ce2a190d
@@ -281,17 +281,16 @@ def with_feedback(
         return data
     own = getattr(data, "_orig_mod", data)  # of torch.compile, which Lightning takes off
     parts = _fitting(own, found)
-    if found.part("train") and not parts.has("train"):
-        what = f"{type(own).__name__} has no train_dataloader that corrections can be added to."
-        raise FsdlError(what, where="with_feedback", fix="with_feedback(DATA) of what has the loader")
-    whole = own.digest if isinstance(own, DataParts) and getattr(own, "digest_is_cheap", True) else ""
+    if found.part("train") and not parts.has_part("train"):
+        what = f"{type(own).__name__} has no training examples yet that corrections can be added to."
+        raise FsdlError(what, where="with_feedback", fix="with_feedback(DATA) of what has them")
+    whole = own.digest if isinstance(parts, DataParts) and getattr(own, "digest_is_cheap", True) else ""
     for part, times in (("train", repeat), ("validation", 1)):
         added = found.part(part)
-        if added and parts.has(part):
-            parts.grow(part, partial(_joined, parts, added, times))
-            more = f", and {len(added)} corrections of {found.reference}"
-            parts.say_source(part, sources_of(own).get(part, "the data").removesuffix(more) + more)
-    if isinstance(own, DataParts):
+        if added and parts.has_part(part):
+            what = f"{len(added)} corrections of {found.reference}"
+            parts.grow_part(part, partial(_joined, parts, added, times), what)
+    if isinstance(parts, DataParts):
         both = (("data", whole), ("version", found.digest))
         vars(own)["digest"] = data_digest("with feedback", {"repeat": repeat}, both) if whole else ""
     return data

@@ -220,21 +220,20 @@ class DataParts(LightningDataModule):
         "A picture or a text of a person, with the number of its label, as the parts have their examples."
         return self.takes(given), self.takes.number(label)
 
-    def has(self, part: str) -> bool:
-        "Whether there are examples of a part."
+    def has_part(self, part: str) -> bool:
+        "Whether it has a part, perhaps an empty one."
         return part in self.parts
 
-    def grow(
+    def grow_part(
         self,
         part: str,
         grown: Callable[[Any], Any],  # of the data set that is there: the one that takes its place
+        added: str,  # what came to it, for the run's record
     ) -> None:
-        "Give a part more examples."
+        "Give a part more examples; a second call adds to those of the first."
+        more = f", and {added}"
+        self.sources[part] = self.sources.get(part, "the data").removesuffix(more) + more
         self.parts[part] = grown(self.parts[part])
-
-    def say_source(self, part: str, text: str) -> None:
-        "Note where a part's examples came from, for the run's record."
-        self.sources[part] = text
 
     def _loader(self, name: str):
         how = {"train": name == "train", "num_workers": self.num_workers, "collate_fn": self.collate}

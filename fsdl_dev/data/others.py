@@ -8,10 +8,13 @@ __all__ = ['LOADERS', 'BY_HAND', 'has_loader', 'OtherData', 'one_loader', 'with_
 
 # %% ../../nbs/data/08_others.ipynb #5576d53e
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sized
 from functools import cache, cached_property, partial
 from typing import Any
 
+import pytorch_lightning as pl
+from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
@@ -54,6 +57,40 @@ class _Parts(Mapping):
         return len(LOADERS)
 
 
+def _has_trainer(data: Any) -> bool:
+    "Whether Lightning has attached a trainer; without one, the property of a LightningModule raises."
+    with contextlib.suppress(RuntimeError):
+        return getattr(data, "trainer", None) is not None
+    return False
+
+
+def _one_process() -> pl.Trainer:
+    "A trainer of one process on the CPU, which says nothing of itself."
+    news = logging.getLogger("pytorch_lightning.utilities.rank_zero")
+    level = news.level
+    news.setLevel(logging.WARNING)
+    try:
+        quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+        return pl.Trainer(
+            accelerator="cpu", devices=1, plugins=LightningEnvironment(), **dict.fromkeys(quiet, False)
+        )
+    finally:
+        news.setLevel(level)
+
+
+@contextlib.contextmanager
+def _with_trainer(data: Any) -> Iterator[None]:
+    "Let a `setup` or a loader's method ask its trainer, as in a training: how many processes are there?"
+    if _has_trainer(data) or not hasattr(type(data), "prepare_data"):
+        yield
+        return
+    data.trainer = _one_process()
+    try:
+        yield
+    finally:
+        data.trainer = None
+
+
 class OtherData:
     "A data module, or a LightningModule with loaders, by the parts that its loaders read."
 
@@ -75,34 +112,38 @@ class OtherData:
         "The loader of a part. Raises FsdlError where it is none that examples can be added to."
         if not has_loader(self.data, part):
             return None
-        self._set_up(_STAGES[part])
-        return one_loader(getattr(self.data, LOADERS[part])(), f"{type(self.data).__name__}.{LOADERS[part]}")
+        with _with_trainer(self.data):
+            self._set_up(_STAGES[part])
+            return one_loader(
+                getattr(self.data, LOADERS[part])(), f"{type(self.data).__name__}.{LOADERS[part]}"
+            )
 
     @cached_property
     def parts(self) -> _Parts:  # name -> a data set with a length
         "The data sets behind the loaders."
         return _Parts(self.loader)
 
-    def has(self, part: str) -> bool:
+    def has_part(self, part: str) -> bool:
         "Whether there is a loader of a part."
         return has_loader(self.data, part)
 
-    def grow(
+    def grow_part(
         self,
         part: str,
         grown: Callable[[Any], Any],  # of the data set behind the loader: the one that takes its place
+        added: str,  # what came to it, for the run's record
     ) -> None:
-        "Give a part more examples, in each loader that its method makes from now on."
+        """Give a part more examples, in each loader that its method makes from now on. A second call, such as that of
+        a cell that is run again, takes the place of the first.
+        """
         name = LOADERS[part]
         method = getattr(self.data, name)
-        if isinstance(method, partial) and method.func is _grown_loader:  # of a cell that was run before
+        if isinstance(method, partial) and method.func is _grown_loader:
             method = method.args[0]
         # a partial function: Lightning asks a loader's method for its code, and a strategy may pickle it
         setattr(self.data, name, partial(_grown_loader, method, grown, f"{type(self.data).__name__}.{name}"))
-
-    def say_source(self, part: str, text: str) -> None:
-        "Note where a part's examples came from; an attribute `sources` of someone's own class may mean another thing."
-        vars(self.data).setdefault("_fsdl_sources", {})[part] = text
+        told = _told_sources(self.data).get(part, "the data")
+        vars(self.data).setdefault("_fsdl_sources", {})[part] = f"{told}, and {added}"
 
     @cached_property
     def collate(self) -> Any:
@@ -191,10 +232,14 @@ def takes_of(data: Any) -> Takes | None:
 
 
 def sources_of(data: Any) -> dict[str, str]:  # part -> where its examples came from
-    "What a data module says of its sources; {} for an attribute of this name that means something else."
+    "What a data module says of its sources, and what was added to them."
+    return _told_sources(data) | getattr(data, "_fsdl_sources", {})
+
+
+def _told_sources(data: Any) -> dict[str, str]:
+    "What a data module itself says of its sources; {} for an attribute of this name that means something else."
     told = getattr(data, "sources", None) if _is_data(data) else None
     told = dict(told) if isinstance(told, Mapping) else {}
-    told |= getattr(data, "_fsdl_sources", {})
     return {name: text for name, text in told.items() if isinstance(name, str) and isinstance(text, str)}
 
 

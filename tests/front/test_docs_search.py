@@ -4,7 +4,7 @@ import pytest
 from docs_preview.site import build
 from walk import served
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 PAGES = {
     "checks/00_typos.qmd": (
         "Typos",

@@ -328,11 +328,18 @@ class Machines:
         self.bridge = f"fsb{os.getpid()}"
         for name in names:
             self.hosts[name] = Host(self, name, self.addresses[name], options.get(name, {}))
+        try:
+            self._start(prefix)
+        except BaseException:  # such as a test's time limit while it waits for a page
+            self.close()
+            raise
+
+    def _start(self, prefix: str) -> None:
         if self.real:
             self._wire(prefix)
         for host in self.hosts.values():
             for key in ("host_key", "authorized_keys"):
-                shutil.copy(folder / key, host.folder / key)
+                shutil.copy(self.folder / key, host.folder / key)
             host.boot()
         self.write_config()
 
