@@ -282,7 +282,7 @@ def with_feedback(
     own = getattr(data, "_orig_mod", data)  # of torch.compile, which Lightning takes off
     parts = _fitting(own, found)
     if found.part("train") and not parts.has_part("train"):
-        what = f"{type(own).__name__} has no training examples yet that corrections can be added to."
+        what = f"{type(own).__name__} has nothing to add corrections to: no train_dataloader, or no parts of it yet."
         raise FsdlError(what, where="with_feedback", fix="with_feedback(DATA) of what has them")
     whole = own.digest if isinstance(parts, DataParts) and getattr(own, "digest_is_cheap", True) else ""
     for part, times in (("train", repeat), ("validation", 1)):

@@ -11,7 +11,7 @@ from repository import ROOT
 # a page whose requests wait for a connection, six of them at a time
 BUSY = "<script>for (let i = 0; i < 30; i++) (async () => { for (;;) await fetch('/?' + Math.random()) })()</script>"
 PAGE = """
-import http.server, pathlib, sys, threading
+import http.server, sys, threading
 from lab import browser_page
 
 class Busy(http.server.SimpleHTTPRequestHandler):

@@ -4,7 +4,7 @@ import pytest
 from docs_preview.site import build
 from walk import served
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300, func_only=True)]  # not its wait for other tests
 PAGES = {
     "checks/00_typos.qmd": (
         "Typos",

@@ -5,7 +5,7 @@ from docs_preview.site import build
 from versions import name_version, publish
 from walk import served, walk
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("chromium")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300, func_only=True), pytest.mark.usefixtures("chromium")]
 
 
 def site_of(folder, version: str, *pages: str):
